@@ -342,8 +342,8 @@ def test_parties_come_in_all_forms_of_the_estimator(federation, form):
 
 
 @pytest.mark.parametrize("given", [{"X": np.ones((3, 2))}, {"X": [np.ones((3, 2))], "parties": [0, 0, 1]}, {"X": "x"}])
-def test_other_forms_are_refused_in_words_of_this_function(given):
-    with pytest.raises(ShapeError, match="compare takes a list") as refused:
+def test_other_forms_are_refused_in_words_that_fit_this_function(given):
+    with pytest.raises(ShapeError, match=r"list with one matrix per party, \[X_1") as refused:
         partsong.compare(**given)
     assert "fit" not in str(refused.value)
 

@@ -14,7 +14,7 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import FileError, FormatError, ParameterError
-from partsong.io.model_file import Model, machine_versions, now
+from partsong.io.model_file import Model, machine_versions, now, save_model
 from partsong.methods import build
 from partsong.privacy.accounting import Release
 from partsong.privacy.spending import Spending
@@ -22,7 +22,7 @@ from partsong.training.checkpoint import SavedRun, fingerprint, load_run, save_r
 from partsong.training.loop import StoppingRule
 from partsong.training.loop import run as run_fit
 from partsong.training.result import finish
-from partsong.training.run_folder import RunFolder
+from partsong.training.run_folder import MODEL, RunFolder
 from partsong.training.simulation import simulation_of_rounds
 
 SETTINGS = {"method": "fedavg", "n_components": 3, "seed": 4}
@@ -50,7 +50,8 @@ def fit(folder, rows, rounds, **options):
         training = run_fit(task, resume=recorder.earlier, watch=recorder.watch)
     done = finish(task, training)
     model = Model(done.H, None, SETTINGS, 4, done.relative_error, None, now(), {})
-    folder.end(training.history, recorder.sent, {"rounds": len(training.history)}, model)
+    save_model(folder.path / MODEL, model)
+    folder.end(training.history, recorder.sent, {"rounds": len(training.history)})
     return done
 
 
@@ -134,7 +135,7 @@ def test_what_was_spent_is_not_thrown_away(folder, rows):
     fit(folder, rows, 1)
     spending = Spending(Release("gaussian", 2.0, "party", "replace"))
     spending.begin("abc")
-    folder.save(replace(folder.load(), spent=spending.accounts.to_json()))
+    save_run(folder.path / "checkpoint", replace(folder.load(), spent=spending.accounts.to_json()))
     with pytest.raises(FileError, match="spent on privacy"):
         fit(folder, rows, 1, overwrite=True)
     assert folder.load().spent

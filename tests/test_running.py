@@ -26,10 +26,10 @@ from partsong.training import loop, result
 from partsong.training.loop import (
     WINDOW,
     HistoryRow,
+    Measures,
     Progress,
     ProgressByCohort,
     ResumePoint,
-    ServerMeasures,
     StoppingRule,
     Training,
     measured,
@@ -51,7 +51,7 @@ def rounds_of(objectives, participants=None, pause=0.0):
         yield Round(index, Message({}), metrics, names, dict.fromkeys(names, 5), 7, pause, point)
 
 
-def trained(rounds, stop=StoppingRule(), measures=ServerMeasures(), ends_round=lambda done: True, **more) -> Training:
+def trained(rounds, stop=StoppingRule(), measures=Measures(), ends_round=lambda done: True, **more) -> Training:
     """Rounds that are followed to their end; `more` are fields of the training."""
     training = Training(**more)
     for _ in train(measured(rounds, measures, ends_round=ends_round, last=training.last), stop, training):
@@ -180,7 +180,7 @@ def test_what_the_caller_does_between_rounds_is_not_in_the_history_but_in_the_bu
 
 
 def test_the_time_that_only_a_simulation_takes_is_not_in_the_history(clock):
-    class Slow(ServerMeasures):
+    class Slow(Measures):
         def error(self, done):
             time.sleep(0.05)
             return 0.5

@@ -115,7 +115,7 @@ entered = demo.candidates(2)
 warm_up((candidate.program for candidate in entered), shards)
 before = compiled()
 for candidate in entered:
-    run_candidate(candidate, shards, 0, pooled=Shard("all", as_matrix(X)) if candidate.is_oracle else None)
+    run_candidate(candidate, shards, 0)
 assert before, "nothing was compiled"
 print(set(compiled()) - set(before))
 """

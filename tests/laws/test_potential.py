@@ -14,15 +14,33 @@ from partsong.core.interfaces import Outcome, Plan, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
-from partsong.errors import CompositionError, DataError
+from partsong.errors import DataError
 from partsong.evaluation.metrics import potential
 from partsong.methods import build
 from partsong.methods.averaging import Consensus
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import InertialPalm
-from partsong.training.loop import StoppingRule
-from partsong.training.simulation import PotentialMeasures, party_components, simulate
+from partsong.training.loop import StoppingRule, run
+from partsong.training.simulation import FederatedFit, SimulationMeasures, party_components
+
+
+class PotentialMeasures(SimulationMeasures):
+    """ΣΦ over ½Σ‖X_p‖² as the objective: what the parties of a program with an aligned pull minimise together."""
+
+    def objective(self, done, error):
+        states = done.checkpoint.parties
+        here = [shard for shard in self.shards if getattr(states.get(shard.name), "Ht", None) is not None]
+        weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
+        H, pull = self.program.components(done.checkpoint.server), self.program.coupling
+        found = potential(here, weights, own, H, pull.strength, pull.align)
+        return 2 * found / sum(shard.matrix.squared_norm for shard in self.shards)
+
+
+def following(program, shards, schedule, tol=1e-4):
+    """The training of a run that stops on ΣΦ."""
+    return run(FederatedFit(program, shards, schedule, StoppingRule(tol), measures=PotentialMeasures(program, shards)))
+
 
 SUB_STOCHASTIC = PartialSinkhorn(level=0.4, blur=0.5)
 ALIGNMENTS = [Assignment(), PartialAssignment(), Sinkhorn(), SUB_STOCHASTIC]
@@ -99,31 +117,19 @@ def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
             raise DataError("The disk of p1 is gone.")
         return plain(self, shard, layout)
 
-    absent, _ = simulate(
-        program, shards, Schedule(3, 1, absent={i: frozenset({"p1"}) for i in range(3)}), follows_potential=True
-    )
+    absent = following(program, shards, Schedule(3, 1, absent={i: frozenset({"p1"}) for i in range(3)}))
     monkeypatch.setattr(Consensus, "start_party", start_party)
-    unwell, _ = simulate(program, shards, Schedule(3, 1, faulty="leave out"), follows_potential=True)
+    unwell = following(program, shards, Schedule(3, 1, faulty="leave out"))
     assert [row.objective for row in unwell.history] == [row.objective for row in absent.history]
 
 
 def test_it_settles_and_a_run_stops_on_it():
     shards, program = shards_of(), fnmf(steps=40)
-    run, _ = simulate(program, shards, Schedule(400, 1), stop=StoppingRule(1e-4), follows_potential=True)
-    assert run.outcome is Outcome.CONVERGED
-    potentials = [row.objective for row in run.history]
+    settled = following(program, shards, Schedule(400, 1))
+    assert settled.outcome is Outcome.CONVERGED
+    potentials = [row.objective for row in settled.history]
     assert 6 < len(potentials) < 400
     assert potentials[-1] < potentials[0]
     assert_allclose(potentials[-5:], potentials[-1], rtol=1e-3)
-    longer, _ = simulate(
-        program, shards, Schedule(len(potentials) + 20, 1), stop=StoppingRule(0), follows_potential=True
-    )
+    longer = following(program, shards, Schedule(len(potentials) + 20, 1), tol=0)
     assert longer.history[-1].objective <= potentials[-1] * (1 + 1e-3)
-
-
-@pytest.mark.parametrize(
-    "program", [build("fedavg", 3, local_steps=10), build("fedprox", 3), build("exact", 3, local_steps=5)]
-)
-def test_programs_without_an_aligned_pull_have_none(program):
-    with pytest.raises(CompositionError, match="aligned pull"):
-        simulate(program, shards_of(), Schedule(2, 1), follows_potential=True)

@@ -40,8 +40,9 @@ from partsong.solvers.game import (
 )
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
 from partsong.training.loop import StoppingRule, Training, measured, train
+from partsong.training.loop import run as run_fit
 from partsong.training.result import EmptyModelWarning
-from partsong.training.simulation import simulate
+from partsong.training.simulation import FederatedFit, SimulationMeasures, finish_with_warnings
 
 K, M = 4, 14
 GAMES = {
@@ -315,8 +316,9 @@ def test_a_run_away_is_an_outcome():
     steps = measured(rounds, ends_round=lambda done: task.turn(done.model).ends_round)
     list(train(steps, StoppingRule(0.0), training))
     assert training.outcome is Outcome.DIVERGED
+    fit = FederatedFit(task, shards, Schedule(20, 3), StoppingRule(0.0))
     with pytest.warns(DivergenceWarning):
-        simulate(task, shards, Schedule(20, 3), stop=StoppingRule(0.0), engine=Sequential())
+        finish_with_warnings(fit, run_fit(fit))
 
 
 @pytest.mark.parametrize("order", [Raster(), Shuffled(), Stratified()], ids=repr)
@@ -340,8 +342,11 @@ def test_meetings_that_settle_in_noise_are_no_run_away(order):
 def test_a_collapse_by_self_play_leaves_an_empty_model_and_says_so(step, parties):
     game = Game(step=step, self_play=ShrinkSmallest(0))
     for program in (PlayInStrata(1, game), Consensus(1, game=game)):
+        shards = shards_of(data(), parties)
+        measures = SimulationMeasures(program, shards)
+        fit = FederatedFit(program, shards, Schedule(10, 3), StoppingRule(0.0), measures=measures)
         with pytest.warns(EmptyModelWarning):
-            simulate(program, shards_of(data(), parties), Schedule(10, 3), stop=StoppingRule(0.0), engine=Sequential())
+            finish_with_warnings(fit, run_fit(fit))
 
 
 def test_nothing_at_all_is_no_collapse():

@@ -18,6 +18,7 @@ from partsong.cli.inputs import (
     with_known_cells,
 )
 from partsong.console.options import (
+    IGNORE,
     MISSING,
     AsJson,
     Data,
@@ -50,7 +51,6 @@ from partsong.console.tables import read_table, require_meaningful
 from partsong.errors import ParameterError, PartsongError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import require_free, write_parts
-from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,6 +15,7 @@ from partsong.console.output import guarded, put_json, require_writable
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import held
+from partsong.core.streams import key, stream
 
 if TYPE_CHECKING:
     from partsong.estimators.compare import Candidate
@@ -116,11 +117,11 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     from rich.markup import escape
     from sklearn.datasets import load_digits
 
-    from partsong.core.streams import key, stream
     from partsong.data.conversion import as_matrix
     from partsong.data.partition import by_label
-    from partsong.estimators.compare import exposures_in_words, warm_up
+    from partsong.estimators.compare import warm_up
     from partsong.estimators.parties import party_names
+    from partsong.privacy.exposure import simulated_in_words
     from partsong.reporting.run_report import Party, write_report
 
     X, labels = load_digits(return_X_y=True)
@@ -140,7 +141,8 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     )
     report = _report(parties, found, seed, quick)
     _print_table(found, console)
-    for line in exposures_in_words(entered, shards):
+    sending = ((one.name, one.program, one.rounds) for one in entered if not one.is_oracle)
+    for line in simulated_in_words(sending, shards):
         console.print(line, highlight=False, soft_wrap=True)
     write_report(output, report)
     console.print(
@@ -150,19 +152,18 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
 
 def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, verbose: int) -> tuple[MethodResult, ...]:
-    from partsong.estimators.compare import in_the_order_of, pooled, run_candidate
+    from partsong.estimators.compare import run_candidate
     from partsong.training.loop import progress
 
     found: list[MethodResult] = []
     with held() as interrupts:
         for candidate in entered:
-            all_rows = pooled(shards) if candidate.is_oracle else None
             with progress(verbose, candidate.rounds, None, candidate.name) as watch:
-                found.append(run_candidate(candidate, shards, seed, watch, all_rows, interrupts))
+                found.append(run_candidate(candidate, shards, seed, watch, interrupts))
             if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
-    reference = next(method.components for method in found if method.is_oracle)
-    return tuple(method.in_order(in_the_order_of(reference, method.components)) for method in found)
+    reference = next(method for method in found if method.is_oracle)
+    return tuple(method.aligned_with(reference) for method in found)
 
 
 def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:

@@ -27,7 +27,6 @@ from partsong.console.options import (
     one_of,
     positive,
 )
-from partsong.training.distributed_settings import RANK_SOLVERS
 
 CHOICES = methods.CHOICES
 GAME = "game"
@@ -38,7 +37,7 @@ RANKED = ("mpi", "torch")
 """Engines that split one file over processes which mpiexec or torchrun has started."""
 SUMS = ("all-reduce", "in-order")
 METHODS = methods.names()
-RANK_METHODS = tuple(dict.fromkeys((*RANK_SOLVERS, *methods.names(methods.RANKS))))
+RANK_METHODS = methods.over_ranks()
 
 KNOWN = tuple(name for name, entry in methods.TABLE.items() if {methods.PARTIES, methods.RANKS} & {*entry.tasks})
 PARAMETERS = tuple(dict.fromkeys(name for method in KNOWN for name in methods.TABLE[method].parameters))

@@ -14,18 +14,19 @@ import typer
 from partsong import methods
 from partsong.cli.fit_options import FitOptions
 from partsong.cli.inputs import Holdings
+from partsong.console.options import IGNORE
 from partsong.console.output import put_json, visible
 from partsong.core.interfaces import Layout, Message, Outcome, Round
 from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.virtual_clock import Asynchronous
 from partsong.estimators import compare
-from partsong.estimators.compare import Candidate, at_parties, result_of
+from partsong.estimators.compare import Candidate, result_of
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.privacy.exposure import worst_party
 from partsong.reporting.html import percent
 from partsong.reporting.run_report import Party, Report, write_report
-from partsong.training.distributed_settings import GameSettings
+from partsong.solvers.game import SAFE
 from partsong.training.loop import Exclusion, HistoryRow, Training
 from partsong.training.result import FitResult
 from partsong.training.run_folder import MODEL
@@ -69,8 +70,7 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
     """What the fit came to, what left each party and what it cost, and what attacks make of it."""
     settings, fit = result.settings, result.fit
     candidate = Candidate(settings["method"], "", fit.program, fit.schedule.rounds, settings.get("start") or "common")
-    parties = at_parties(fit.program, fit.shards, result.done, witness)
-    found = result_of(candidate, result.run, result.done, parties, witness)
+    found = result_of(candidate, result.run, result.done, fit.shards, witness)
     is_open = not fit.reduction.hides_uploads and fit.spending is None
     report = Report(
         title=f"{len(fit.shards)} parties, {settings['method']}",
@@ -181,10 +181,10 @@ class Result:
         return ENDINGS[self.run.outcome]
 
     @property
-    def game(self) -> GameSettings | None:
+    def game(self) -> dict[str, Any] | None:
         """How the game was played, if it was one."""
         game = getattr(getattr(self.fit, "program", None), "game", None)
-        return None if game is None else GameSettings(**game.settings(), missing=self.options.missing)
+        return None if game is None else {**game.settings(), "missing": self.options.missing}
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON contract; bytes are those of all rounds together: up, the mean over the parties that have ever sent
@@ -202,7 +202,7 @@ class Result:
             "method": self.settings["method"],
         }
         if game is not None:
-            told["game"] = game.rules()
+            told["game"] = game
         if self.is_federation:
             privacy = {} if self.fit.spending is None else {**self.fit.spending.told(), "simulated": [*SIMULATED_HERE]}
             worst = worst_party(estimator.exposures_.values())
@@ -260,17 +260,27 @@ def by_party(left_out: Iterable[Exclusion]) -> dict[str, dict[str, Any]]:
     return told
 
 
-def common_lines(told: dict[str, Any], where: str, ending: str, game: GameSettings | None) -> list[tuple[str, str]]:
+def common_lines(told: dict[str, Any], where: str, ending: str, game: dict[str, Any] | None) -> list[tuple[str, str]]:
     """What is said of any fit."""
     rows, columns = told["shape"]
     return [
         ("data", f"{rows} × {columns}{where}"),
         ("components", f"{told['n_components']}"),
-        *([] if game is None else [("game", game.in_words())]),
+        *([] if game is None else [("game", game_in_words(game))]),
         ("relative error", f"{told['relative_error']:.6f}  (explains {100 * told['explained_variance']:.2f} %)"),
         ("iterations", f"{told['iterations']} in {told['seconds']:.2f} s: {ending}"),
         ("seed", f"{told['seed']}"),
     ]
+
+
+def game_in_words(game: dict[str, Any]) -> str:
+    """How a game was played, in one line."""
+    step = "safe steps" if game["step"] == SAFE else f"steps of {game['step']:g}"
+    decay, leader, shrink = game["step_decay"], game["leader"], game["shrink"]
+    told = [f"{game['play']} play", step if decay is None else f"{step} / (1 + {decay:g} t)"]
+    told += [] if shrink is None else [f"self-play {game['self_play']} ({shrink:g})"]
+    told += [] if leader is None else [f"{leader} lead"]
+    return ", ".join(told + (["known cells only"] if game["missing"] == IGNORE else []))
 
 
 def places(told: dict[str, Any]) -> list[tuple[str, str]]:

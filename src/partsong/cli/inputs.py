@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partsong.console.options import IGNORE
 from partsong.console.output import warn
 from partsong.console.tables import read_table
 from partsong.data.party_columns import Columns, of_other_columns, require_somebody
@@ -22,7 +23,6 @@ from partsong.io.party_folder import (
     read_part,
     read_parts,
 )
-from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,6 +12,7 @@ import typer
 
 from partsong.cli.inputs import header_notes, named_source, warn_of, with_known_cells
 from partsong.console.options import (
+    IGNORE,
     MISSING,
     MODEL_ENDINGS,
     WEIGHT_ENDINGS,
@@ -31,7 +32,6 @@ from partsong.console.tables import read_table, require_meaningful
 from partsong.core.runtime import available, kernels_on
 from partsong.errors import FileError, FormatError, ShapeError
 from partsong.io.opening import Wanted, place_of
-from partsong.training.distributed_settings import IGNORE
 
 if TYPE_CHECKING:
     from partsong.core.interfaces import Matrix

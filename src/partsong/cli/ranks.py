@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from partsong import methods
 from partsong.cli.fit_options import RANK_METHODS, RANKS, FitOptions
 from partsong.cli.fit_report import ENDINGS, common_lines, places, report
 from partsong.cli.fit_session import method_options_of, reading_of, require_fitting, usage_errors
@@ -35,14 +36,13 @@ from partsong.core.interfaces import Engine, Outcome
 from partsong.data.table import Table
 from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, together
 from partsong.errors import PartsongError
-from partsong.estimators.distributed import Arguments, fit_on_ranks
+from partsong.estimators.distributed import fit_on_ranks, settings_of
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import listing_path, shard_path
 from partsong.io.write import as_json
 from partsong.training import run_folder
 from partsong.training.distributed import DistributedFit, first_difference, open_engine
-from partsong.training.distributed_settings import RANK_SOLVERS
 
 Made = TypeVar("Made")
 
@@ -78,7 +78,7 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
     def check() -> None:
         _require_usage(options, given, wanted)
         with usage_errors():
-            Arguments.of(options.engine, ranks, asked, files)
+            settings_of(asked, options.engine, ranks)
         _require_outputs(options, rank, ranks)
 
     def look(table: Table) -> None:
@@ -87,8 +87,19 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
 
     together(communicator, check)
     require_same_options(communicator, options)
-    known: dict[str, Any] = {"random_state": options.seed, "overwrite": options.overwrite, "note": FINISHING_ALL}
-    fit = fit_on_ranks(network, communicator, options.data, asked, files, reading=wanted, look=look, **known)
+    fit = fit_on_ranks(
+        network,
+        communicator,
+        options.data,
+        asked,
+        files,
+        engine=options.engine,
+        random_state=options.seed,
+        overwrite=options.overwrite,
+        reading=wanted,
+        look=look,
+        note=FINISHING_ALL,
+    )
     if fit.data.known is not None and rank == 0:
         warn_of_unknown_columns(fit.data.known, fit.data.feature_names, is_random=True)
     if options.weights is not None and fit.W is not None:
@@ -99,7 +110,7 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
 def _arguments(options: FitOptions) -> dict[str, Any]:
     """The arguments of `fit_distributed`."""
     named = options.method_options
-    if options.method not in RANK_SOLVERS:
+    if options.method not in methods.RANK_SOLVERS:
         named = method_options_of(options, options.method)
     return {
         "n_components": options.n_components,
@@ -174,7 +185,7 @@ def _report(fit: DistributedFit, options: FitOptions) -> None:
     folder = None if options.run_folder is None else run_folder.RunFolder(options.run_folder)
     told = fit.summary(options.output, options.weights, folder)
     how = ", ".join(filter(None, (told["engine"], told["sums"])))
-    game = fit.settings if fit.settings.is_game else None
+    game = told.get("game")
     lines = common_lines(told, f" over {told['ranks']} rank(s), {told['method']} ({how})", ENDINGS[fit.outcome], game)
     sent = f"{told['bytes_up_per_rank']:,} bytes up, {told['bytes_down_per_rank']:,} down"
     report(told, [*lines, ("sent per rank", sent), *places(told)], options)

@@ -19,7 +19,7 @@ OptionalBool = Optional[bool]  # noqa: UP045
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
-MISSING = ("refuse", "ignore")
+REFUSE, IGNORE = MISSING = ("refuse", "ignore")
 FAULTY = ("stop", "leave-out")
 DTYPES = ("float32", "float64")
 

@@ -135,6 +135,12 @@ def share(communicator: Communicator, text: str) -> list[str]:
     return [one.decode() for one in _side_by_side(communicator, own, [card.size for card in cards])]
 
 
+def share_values(communicator: Communicator, own: Any) -> list[Any]:
+    """Everybody's plain values (as JSON has them), in rank order; the end of a run elsewhere is an error."""
+    with heard():
+        return [json.loads(text) for text in share(communicator, json.dumps(own))]
+
+
 def tell(communicator: Communicator, error: BaseException) -> None:
     """Take part in the next agreement as the one that failed; if the others do not come to it, end the job."""
     own = _described(error)

@@ -26,13 +26,12 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.sparse import SparseMatrix
 from partsong.engines.local import Parallel, side_by_side
-from partsong.errors import ParameterError, PartsongError, ShapeError
-from partsong.estimators.parties import by_party, named_parties, shards_of, sound_parties
+from partsong.errors import ParameterError, PartsongError
+from partsong.estimators.parties import parties_of, shards_of, sound_parties
 from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
 from partsong.methods.registry import Problem
 from partsong.methods.starts import STARTS
-from partsong.privacy.exposure import simulated_in_words
 from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
 from partsong.reporting.run_report import Curve, MethodResult, Party, Report, Sent, write_report
 from partsong.training.loop import (
@@ -107,10 +106,17 @@ class Recorder:
         if not self.sent and done.traffic:
             self.alone = party_components(done.checkpoint)
         for _, _, upload in done.traffic:
-            known = self.sent.get(upload.signature) or _arrays_of(upload, self.meanings)
+            known = self.sent.get(upload.signature) or self._arrays_of(upload)
             self.sent[upload.signature] = [replace(one, times=one.times + 1) for one in known]
         if row.objective <= self.least:
             self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
+
+    def _arrays_of(self, upload: Message) -> list[Sent]:
+        arrays = [
+            Sent(name, shape, dtype, int(upload[name].nbytes), 0, self.meanings.get(name, ""))
+            for name, shape, dtype in upload.signature
+        ]
+        return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
 
     def sent_by_each(self, parties: int) -> tuple[Sent, ...]:
         """How often a party sent what, in the mean over so many of them: not all wait for each other."""
@@ -137,32 +143,30 @@ def run_candidate(
     shards: Sequence[Shard],
     seed: int,
     watch: Watch = lambda done, row: None,
-    pooled: Shard | None = None,
     interrupts: Interrupts | None = None,
-    faulty: str = "stop",
+    faulty: str = STOP,
 ) -> MethodResult:
     """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
 
-    The oracle runs on `pooled`, and is evaluated at the parties. Seconds are those of the rounds; what a simulation
-    computes only to look at them does not count. The first Ctrl-C that `interrupts` counts ends the rounds, the second
-    all of it.
+    The oracle runs on all rows in one place, and is evaluated at the parties. Seconds are those of the rounds; what a
+    simulation computes only to look at them does not count. The first Ctrl-C that `interrupts` counts ends the rounds,
+    the second all of it.
     """
-    recorder = Recorder(_meanings_of(candidate.program, Layout.of(shards, seed)))
+    kinds = candidate.program.upload_spec(Layout.of(shards, seed))
+    recorder = Recorder({name: spec.meaning for kind in kinds for name, spec in kind.items()})
 
     def follow(done: Round, row: HistoryRow) -> None:
         recorder.record(done, row)
         watch(done, row)
 
-    schedule, at = Schedule(candidate.rounds, seed, faulty=faulty), shards if pooled is None else [pooled]
-    began = time.perf_counter()
+    at = [pooled(shards)] if candidate.is_oracle else shards
+    began, schedule = time.perf_counter(), Schedule(candidate.rounds, seed, faulty=faulty)
     rule, engine = StoppingRule(tol=0.0), Parallel(record=True)
     fit = simulation_of_rounds(candidate.program, at, candidate.rounds, schedule, rule, engine)
     training = run(fit, began=began, watch=follow, interrupts=interrupts)
     if interrupts is not None and interrupts.count > 1:
         raise KeyboardInterrupt
-    finished = finish_with_warnings(fit, training)
-    parties = at_parties(candidate.program, shards, finished, Recorder() if candidate.is_oracle else recorder)
-    return result_of(candidate, training, finished, parties, recorder)
+    return result_of(candidate, training, finish_with_warnings(fit, training), shards, recorder)
 
 
 def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recorder: Recorder) -> tuple[AtParty, ...]:
@@ -179,10 +183,11 @@ def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recor
 
 
 def result_of(
-    candidate: Candidate, run: Training, finished: FitResult, parties: tuple[AtParty, ...], recorder: Recorder
+    candidate: Candidate, run: Training, finished: FitResult, shards: Sequence[Shard], recorder: Recorder
 ) -> MethodResult:
-    """What a run has reached, what it cost, and what left the parties."""
-    rows, senders = run.history, 0 if candidate.is_oracle else len(parties)
+    """What a run has reached, what it cost, what left the parties, and how each of them fares."""
+    is_oracle, rows = candidate.is_oracle, run.history
+    senders = 0 if is_oracle else len(shards)
     was_alone = candidate.start == "independent" and len(rows) > 1
     known = {name: H for name, H in recorder.alone.items() if is_finite(H)} if was_alone else {}
     return MethodResult(
@@ -197,10 +202,10 @@ def result_of(
         curve=_curve(candidate.name, rows, senders),
         components=finished.H,
         shares=tuple(float(share) for share in finished.shares),
-        sent=recorder.sent_by_each(len(parties)) if senders else (),
-        is_oracle=candidate.is_oracle,
+        sent=recorder.sent_by_each(senders) if senders else (),
+        is_oracle=is_oracle,
         start=candidate.start,
-        parties=parties,
+        parties=at_parties(candidate.program, shards, finished, Recorder() if is_oracle else recorder),
         found_alone={name: own_parts(H, finished.H) for name, H in known.items()},
     )
 
@@ -224,24 +229,6 @@ def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
     )
 
 
-def _meanings_of(program: Any, layout: Layout) -> dict[str, str]:
-    """What the arrays of its uploads are, by name."""
-    return {name: spec.meaning for kind in program.upload_spec(layout) for name, spec in kind.items()}
-
-
-def _arrays_of(upload: Message, meanings: Mapping[str, str]) -> list[Sent]:
-    arrays = [
-        Sent(name, shape, dtype, int(upload[name].nbytes), 0, meanings.get(name, ""))
-        for name, shape, dtype in upload.signature
-    ]
-    return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
-
-
-def in_the_order_of(reference: np.ndarray, components: np.ndarray) -> tuple[int, ...]:
-    """For each reference component the index of its partner: the assignment with the largest total cosine."""
-    return own_parts(components, reference).places
-
-
 def run_locally(
     candidate: Candidate, shards: Sequence[Shard], seed: int, interrupts: Interrupts | None = None
 ) -> MethodResult:
@@ -249,8 +236,7 @@ def run_locally(
 
     The curve is as long as the shortest of the parties'; the outcome is the worst of theirs.
     """
-    began = time.perf_counter()
-    by_name = {shard.name: shard for shard in shards}
+    began, by_name = time.perf_counter(), {shard.name: shard for shard in shards}
 
     def work(name: str) -> tuple[FederatedFit, Training]:
         schedule, rule = Schedule(candidate.rounds, seed), StoppingRule(tol=0.0)
@@ -258,9 +244,8 @@ def run_locally(
         return fit, run(fit, began=began, interrupts=interrupts)
 
     runs = side_by_side(work, list(by_name), runtime.available())
-    seconds = time.perf_counter() - began
+    seconds, trainings = time.perf_counter() - began, [training for _, training in runs.values()]
     parties = tuple(_alone(by_name[name], *done) for name, done in runs.items())
-    outcomes = {outcome_of(training, candidate.rounds) for _, training in runs.values()}
     return MethodResult(
         name=candidate.name,
         description=candidate.description,
@@ -269,14 +254,32 @@ def run_locally(
         bytes_down_per_party=0.0,
         rounds=0,
         seconds=seconds,
-        outcome=str(min(outcomes, key=WORST_FIRST.index)),
-        curve=_local_curve(candidate.name, [training.history for _, training in runs.values()], parties, seconds),
+        outcome=str(min((outcome_of(one, candidate.rounds) for one in trainings), key=WORST_FIRST.index)),
+        curve=_local_curve(candidate.name, trainings, parties, seconds),
         components=np.zeros((0, shards[0].matrix.shape[1])),
         shares=(),
         sent=(),
         start=candidate.start,
         parties=parties,
     )
+
+
+def _alone(shard: Shard, fit: FederatedFit, training: Training) -> AtParty:
+    finished = finish(fit, training)
+    with runtime.kernels_on(runtime.available()):
+        party = at_party(shard, finished.H, fit.program.solver, finished.W)
+    own = OwnParts(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
+    return replace(party, own_error=party.relative_error, own=own)
+
+
+def _local_curve(label: str, trainings: Sequence[Training], parties: Sequence[AtParty], seconds: float) -> Curve:
+    """The error over all rows by iteration; the time is spread evenly, as parties take turns on the cores."""
+    norms = np.array([party.squared_norm for party in parties])
+    count = min(len(one.history) for one in trainings)
+    errors = np.array([[row.relative_error for row in one.history[:count]] for one in trainings])
+    total = np.sqrt(np.maximum(0.0, norms @ errors**2) / (float(norms.sum()) or 1.0))
+    times = tuple(seconds * (i + 1) / count for i in range(count))
+    return Curve(label, tuple(range(1, count + 1)), times, tuple(map(float, total)))
 
 
 def pooled(shards: Sequence[Shard]) -> Shard:
@@ -294,26 +297,6 @@ def pooled(shards: Sequence[Shard]) -> Shard:
     else:
         stacked = np.concatenate([matrix.X for matrix in matrices])
     return Shard("everyone", as_matrix(stacked, dtype), key(0, "secret", "everyone"))
-
-
-def _local_curve(
-    label: str, histories: Sequence[Sequence[HistoryRow]], parties: Sequence[AtParty], seconds: float
-) -> Curve:
-    """The error over all rows by iteration; the time is spread evenly, as parties take turns on the cores."""
-    norms = np.array([party.squared_norm for party in parties])
-    count = min(map(len, histories))
-    errors = np.array([[row.relative_error for row in rows[:count]] for rows in histories])
-    total = np.sqrt(np.maximum(0.0, norms @ errors**2) / (float(norms.sum()) or 1.0))
-    times = tuple(seconds * (i + 1) / count for i in range(count))
-    return Curve(label, tuple(range(1, count + 1)), times, tuple(map(float, total)))
-
-
-def _alone(shard: Shard, fit: FederatedFit, training: Training) -> AtParty:
-    finished = finish(fit, training)
-    with runtime.kernels_on(runtime.available()):
-        party = at_party(shard, finished.H, fit.program.solver, finished.W)
-    own = OwnParts(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
-    return replace(party, own_error=party.relative_error, own=own)
 
 
 class IncompleteWarning(UserWarning):
@@ -481,10 +464,8 @@ class Numbers:
 
     def rounds_of(self, name: str) -> int:
         """Exchanges, or iterations where nothing is exchanged."""
-        if name in (LOCAL, POOLED) and name not in self.rounds:
-            return max(BASELINE_ITERATIONS, self.rounds_of("exact"))
-        if name in self.rounds and name in (LOCAL, POOLED):
-            return self.rounds[name]
+        if name in (LOCAL, POOLED):
+            return self.rounds.get(name) or max(BASELINE_ITERATIONS, self.rounds_of("exact"))
         method = registry.method(name)
         usual = method.rounds if method.compared_rounds is None else method.compared_rounds
         return 1 if method.is_one_shot else self.rounds.get(name, usual)
@@ -551,7 +532,7 @@ def compare(
     one_of("faulty", faulty, FAULTY)
     seed, precision = whole_seed(random_state), precision_of(dtype)
     missing = dict[str, str]()
-    matrices, labels = _parties(X, parties, names)
+    matrices, labels = parties_of(X, names, parties)
     if faulty == LEAVE_OUT:
         matrices, labels, missing = sound_parties(matrices, labels, precision)
     exclusions = ExclusionLog(missing)
@@ -570,21 +551,6 @@ def compare(
     if not result.is_complete:
         warnings.warn(result.notice, IncompleteWarning, stacklevel=2)
     return result
-
-
-def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
-    """Matrices and names, from any of the forms in which parties may be given."""
-    if parties is not None and len(getattr(X, "shape", ())) == 2:
-        return by_party(X, parties, names)
-    matrices, labels = named_parties(X, names)
-    if parties is None and isinstance(matrices, Sequence) and not isinstance(matrices, str):
-        return list(matrices), labels
-    raise ShapeError(
-        "compare takes a list with one matrix per party, a mapping of names to matrices, or one matrix with a label "
-        f"for each of its rows, compare(X, k, parties=labels); this is {type(X).__name__} "
-        f"{'without' if parties is None else 'with'} labels.",
-        parameter="parties",
-    )
 
 
 def _run_all(
@@ -610,8 +576,7 @@ def _run_all(
             if candidate.name == LOCAL:
                 found.append(run_locally(candidate, shards, seed, interrupts))
             else:
-                all_rows = pooled(shards) if candidate.is_oracle else None
-                found.append(run_candidate(candidate, shards, seed, watch, all_rows, interrupts, faulty))
+                found.append(run_candidate(candidate, shards, seed, watch, interrupts, faulty))
     if not found:
         raise KeyboardInterrupt
     return tuple(found)
@@ -661,8 +626,3 @@ def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
             parameter=setting,
         )
     return {name: whole_number(f"{setting}[{name!r}]", number) for name, number in value.items()}
-
-
-def exposures_in_words(entered: Iterable[Candidate], shards: Sequence[Shard]) -> list[str]:
-    """What could be computed from what each method sends, for the party that it is worst for."""
-    return simulated_in_words(((one.name, one.program, one.rounds) for one in entered if not one.is_oracle), shards)

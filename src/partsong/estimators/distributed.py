@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,28 @@ from typing import Any
 import numpy as np
 
 from partsong import methods
-from partsong.core.interfaces import Engine, Outcome
-from partsong.core.parameters import nearest, whole_number
+from partsong.core.interfaces import Engine, Matrix, Outcome
+from partsong.core.parameters import whole_number
 from partsong.core.runtime import using_threads
+from partsong.data.blocks import TwoSided, block_range
 from partsong.data.conversion import as_matrix, float_type
-from partsong.data.observed import observed
+from partsong.data.observed import ObservedMatrix, known_cells, observed
 from partsong.data.scan import extremes
 from partsong.data.table import Table
-from partsong.data.validation import require_transformable
-from partsong.engines.collective import Communicator, failing_together, heard, share, together
+from partsong.data.validation import require_factorizable, require_transformable
+from partsong.engines.collective import Communicator, failing_together, share_values, together
 from partsong.engines.mpi import launched_ranks
 from partsong.engines.torch_distributed import is_launched
-from partsong.errors import DivergenceWarning, FeatureError, ParameterError, PartsongError, ShapeError, reworded
+from partsong.errors import (
+    DataError,
+    DivergenceWarning,
+    FeatureError,
+    FileError,
+    ParameterError,
+    PartsongError,
+    ShapeError,
+    reworded,
+)
 from partsong.estimators.validation import (
     MISSING,
     columns_of,
@@ -38,29 +48,21 @@ from partsong.estimators.validation import (
     stop_of,
     whole_seed,
 )
+from partsong.io.blocks import Source, open_source, require_sound
 from partsong.io.opening import Wanted
 from partsong.io.weights import require_weight_ending, shard_path
 from partsong.io.write import require_writable_file
 from partsong.methods.registry import Problem
-from partsong.solvers.game import compose_game
 from partsong.solvers.squared_error import solver_of
 from partsong.training.distributed import (
+    GAME,
     DistributedFit,
+    DistributedSettings,
     RankData,
-    common_seed,
+    RankReducer,
     first_difference,
     fit_over_ranks,
     open_engine,
-    open_on_all_ranks,
-    read_rows,
-    require_enough,
-    require_sketchable,
-    require_usable,
-)
-from partsong.training.distributed_settings import (
-    IGNORE,
-    RANK_SOLVERS,
-    DistributedSettings,
     traits_by_name,
 )
 from partsong.training.result import warn_if_ill_posed, warn_if_model_is_zero
@@ -68,11 +70,9 @@ from partsong.training.run_folder import RunFolder, make_usable
 
 ENGINES = ("mpi", "torch")
 SUMS = ("all-reduce", "in-order")
-METHODS = tuple(dict.fromkeys((*RANK_SOLVERS, *methods.names(methods.RANKS))))
-GAME = "game"
-OWN_SETTINGS = {"order": "play"} | {name: name for name in ("step", "step_decay", "self_play", "shrink", "leader")}
-"""Options of a game -> what the settings of a fit call them."""
-SKETCH_OPTIONS = ("sketch", "sketch_ratio")
+NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
+MARKED_BYTES = 1 << 16
+"""Bytes at either end of a file by which ranks see that theirs are the same."""
 
 
 def fit_distributed(
@@ -149,13 +149,13 @@ def fit_distributed(
         "alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio, "missing": missing, "dtype": dtype,
         "n_threads": n_threads, "method_options": method_options, "verbose": verbose, "engine": engine, "sums": sums,
     }  # fmt: skip
-    files, name = {"model": model, "weights": weights, "run_folder": run_folder}, _engine_of_launcher(engine)
+    files, launcher = {"model": model, "weights": weights, "run_folder": run_folder}, _engine_of_launcher(engine)
     with (
-        open_engine(name, sums if sums in SUMS else SUMS[0]) as (network, communicator),
+        open_engine(launcher, sums if sums in SUMS else SUMS[0]) as (network, communicator),
         failing_together(communicator),
     ):
         known: dict[str, Any] = {"random_state": random_state, "overwrite": overwrite}
-        return fit_on_ranks(network, communicator, X, {**asked, "engine": name}, files, **known)
+        return fit_on_ranks(network, communicator, X, asked, files, engine=launcher, **known)
 
 
 def fit_on_ranks(
@@ -165,6 +165,7 @@ def fit_on_ranks(
     asked: Mapping[str, Any],
     files: Mapping[str, Any],
     *,
+    engine: str,
     random_state: Any = None,
     overwrite: bool = False,
     reading: Wanted = Wanted(),
@@ -175,24 +176,30 @@ def fit_on_ranks(
 
     `reading` says how a file is read. The first rank with rows has a `look` at its own; `note` is shown at Ctrl-C.
     """
-    name, ranks = asked["engine"], communicator.size
-    arguments = together(communicator, lambda: Arguments.of(name, ranks, asked, files))
-    _require_same(communicator, arguments)
-    together(communicator, lambda: _require_writable(files, communicator.rank, ranks))
-    seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))
+    rank, ranks = communicator.rank, communicator.size
+    settings = together(communicator, lambda: settings_of(asked, engine, ranks))
+    places = together(communicator, lambda: _writable(files, rank, ranks))
+    _require_same(communicator, {**asdict(settings), **places})
+    seed = share_values(communicator, together(communicator, lambda: whole_seed(random_state)))[0]
+    settings = replace(settings, seed=seed)
     folder = None if files["run_folder"] is None else RunFolder(Path(files["run_folder"]))
-    with using_threads(arguments.n_threads):
-        if _is_path(X, communicator):
-            data, settings = _from_file(X, arguments, seed, communicator, reading, look)
-        else:
-            data, settings = _from_rows(X, arguments, seed, communicator)
-        together(communicator, lambda: _make_usable(folder, overwrite, communicator))
+    with using_threads(settings.n_threads):
+        data, settings = _read(X, settings, communicator, reading, look)
+
+        def make_folder() -> None:
+            if folder is not None and rank == 0:
+                make_usable(folder.path, overwrite)
+
+        together(communicator, make_folder)
         kept: dict[str, Any] = {"folder": folder, "verbose": asked["verbose"], "note": note}
         kept["asked"] = {key: getattr(reading, key) for key in ("label", "transpose", "key", "header")}
         fit = fit_over_ranks(data, settings, network, communicator, **kept)
         fit.save(communicator, model=files["model"], weights=files["weights"], folder=folder)
     together(communicator, lambda: _warn(fit))
     return fit
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
 
 
 def _engine_of_launcher(engine: str | None) -> str:
@@ -203,118 +210,46 @@ def _engine_of_launcher(engine: str | None) -> str:
     return engine if engine in ENGINES else "mpi"
 
 
-def _require_writable(files: Mapping[str, Any], rank: int, ranks: int) -> None:
-    """Refuse files that this rank could not write after the fit."""
-    model, weights = files["model"], files["weights"]
-    if weights is not None:
-        require_weight_ending(weights)
-        require_writable_file("weights", shard_path(Path(weights), rank, ranks))
-    if model is not None and rank == 0:
-        require_writable_file("model", Path(model))
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """What every rank was given, checked and as plain data, before any data are looked at."""
-
-    engine: str
-    sums: str
-    ranks: int
-    method: str
-    n_components: int | None
-    max_iter: int
-    tol: float
-    time_budget: float | None
-    alpha_W: float
-    alpha_H: float
-    l1_ratio: float
-    missing: str
-    dtype: str | None
-    n_threads: int
-    options: Mapping[str, Any]
-    files: Mapping[str, str | None]
-
-    @staticmethod
-    def of(engine: str, ranks: int, asked: Mapping[str, Any], files: Mapping[str, Any]) -> Arguments:
-        """Refuse all that can be refused now."""
-        if asked["engine"] is not None and one_of("engine", asked["engine"], ENGINES) != engine:
-            launcher = "mpiexec" if engine == "mpi" else "torchrun"
-            raise ParameterError(
-                f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.", parameter="engine"
-            )
-        for name, place in files.items():
-            if not isinstance(place, str | os.PathLike | None):
-                raise ParameterError(f"{name} must be a path, or None; got {place!r}.", parameter=name)
-        method, options = asked["method"], asked["method_options"] or {}
-        if method not in METHODS:
-            known = f"{', '.join(METHODS)}.{nearest(str(method), METHODS)}"
-            raise ParameterError(f"method={method!r} is not one of {known}", parameter="method")
-        if not isinstance(options, Mapping):
-            raise ParameterError(
-                f"method_options must be a mapping of names to values; got {options!r}.",
-                parameter="method_options",
-            )
-        if one_of("missing", asked["missing"], MISSING) == IGNORE and method != GAME:
-            raise ParameterError(
-                f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
-            )
-        _require_ranks(method, engine, ranks)
-        require_verbosity(asked["verbose"])
-        stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
-        solver_of("cd", asked["alpha_W"], asked["alpha_H"], asked["l1_ratio"])
-        alpha_W, alpha_H = asked["alpha_W"], asked["alpha_H"]
-        if method == GAME and (alpha_W or alpha_H not in (0, "same")):
-            raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.", parameter="alpha_W")
-        return Arguments(
-            engine,
-            one_of("sums", asked["sums"], SUMS),
-            ranks,
-            method,
-            None if asked["n_components"] is None else whole_number("n_components", asked["n_components"]),
-            whole_number("max_iter", asked["max_iter"]),
-            stop.tol,
-            stop.time_budget,
-            float(alpha_W),
-            float(alpha_W if isinstance(alpha_H, str) else alpha_H),
-            float(asked["l1_ratio"]),
-            asked["missing"],
-            None if precision is None else str(precision),
-            whole_number("n_threads", asked["n_threads"]),
-            _plain_options(method, options),
-            {name: None if place is None else os.fspath(place) for name, place in files.items()},
+def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> DistributedSettings:
+    """The arguments of `fit_distributed`, checked as far as they can be before any data are looked at."""
+    if asked["engine"] is not None and one_of("engine", asked["engine"], ENGINES) != engine:
+        launcher = "mpiexec" if engine == "mpi" else "torchrun"
+        raise ParameterError(
+            f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.", parameter="engine"
         )
-
-    def settings(self, shape: tuple[int, int], dtype: Any, seed: int) -> DistributedSettings:
-        """The settings of the fit, once the shape and the number type of X are known."""
-        traits, rank = traits_by_name(self.method), rank_of(self.n_components, shape)
-        require_sketchable(rank, shape, self.method)
-        method = None if self.method in RANK_SOLVERS else methods.method(self.method)
-        named = {ours: option for option, ours in OWN_SETTINGS.items()} if self.method == GAME else {}
-        named |= {name: name for name in SKETCH_OPTIONS}
-        known = {ours: None if method is None else method.value(name, self.options) for ours, name in named.items()}
-        if method is not None and self.method == GAME:
-            known |= compose_game(**method.parse(self.options)).settings()
-        rest = {name: value for name, value in self.options.items() if name not in named.values()}
-        return DistributedSettings(
-            method=self.method,
-            n_components=rank,
-            init="random",
-            alpha_w=self.alpha_W,
-            alpha_h=self.alpha_H,
-            l1_ratio=self.l1_ratio,
-            seed=seed,
-            dtype=self.dtype or str(float_type(dtype)),
-            tol=self.tol,
-            max_iter=self.max_iter,
-            time_budget=self.time_budget,
-            threads=self.n_threads,
-            engine=self.engine,
-            sums=None if traits.asynchronous else self.sums,
-            ranks=self.ranks,
-            missing=self.missing if self.method == GAME else None,
-            method_options=rest,
-            **known,
+    method, options = one_of("method", asked["method"], methods.over_ranks()), asked["method_options"] or {}
+    if not isinstance(options, Mapping):
+        raise ParameterError(
+            f"method_options must be a mapping of names to values; got {options!r}.", parameter="method_options"
         )
+    if one_of("missing", asked["missing"], MISSING) == "ignore" and method != GAME:
+        raise ParameterError(
+            f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
+        )
+    _require_ranks(method, engine, ranks)
+    require_verbosity(asked["verbose"])
+    stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
+    alpha_W, alpha_H, l1_ratio = (asked[name] for name in ("alpha_W", "alpha_H", "l1_ratio"))
+    solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    if method == GAME and (alpha_W or alpha_H not in (0, "same")):
+        raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.", parameter="alpha_W")
+    return DistributedSettings(
+        method=method,
+        n_components=None if asked["n_components"] is None else whole_number("n_components", asked["n_components"]),
+        alpha_W=float(alpha_W),
+        alpha_H=float(alpha_W if isinstance(alpha_H, str) else alpha_H),
+        l1_ratio=float(l1_ratio),
+        dtype=None if precision is None else str(precision),
+        tol=stop.tol,
+        max_iter=whole_number("max_iter", asked["max_iter"]),
+        time_budget=stop.time_budget,
+        n_threads=whole_number("n_threads", asked["n_threads"]),
+        engine=engine,
+        sums=one_of("sums", asked["sums"], SUMS),
+        ranks=ranks,
+        missing=asked["missing"],
+        method_options=_plain_options(method, options),
+    )
 
 
 def _require_ranks(method: str, engine: str, ranks: int) -> None:
@@ -336,7 +271,7 @@ def _require_ranks(method: str, engine: str, ranks: int) -> None:
 
 def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the method as plain data; exact sums have none over ranks."""
-    if method in RANK_SOLVERS and given:
+    if method in methods.RANK_SOLVERS and given:
         raise ParameterError(
             f"method={method!r} over ranks has no options. Leave {', '.join(map(str, given))} out.",
             parameter="method_options",
@@ -348,8 +283,22 @@ def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found.value(name, given) for name in given}
 
 
-def _require_same(communicator: Communicator, arguments: Arguments) -> None:
-    found = first_difference(communicator, asdict(arguments))
+def _writable(files: Mapping[str, Any], rank: int, ranks: int) -> dict[str, str | None]:
+    """Where files go; those that this rank could not write after the fit are refused."""
+    for name, place in files.items():
+        if not isinstance(place, str | os.PathLike | None):
+            raise ParameterError(f"{name} must be a path, or None; got {place!r}.", parameter=name)
+    model, weights = files["model"], files["weights"]
+    if weights is not None:
+        require_weight_ending(weights)
+        require_writable_file("weights", shard_path(Path(weights), rank, ranks))
+    if model is not None and rank == 0:
+        require_writable_file("model", Path(model))
+    return {name: None if place is None else os.fspath(place) for name, place in files.items()}
+
+
+def _require_same(communicator: Communicator, arguments: Mapping[str, Any]) -> None:
+    found = first_difference(communicator, arguments)
     if found is not None:
         name, rank, first, other = found
         raise ParameterError(
@@ -358,39 +307,147 @@ def _require_same(communicator: Communicator, arguments: Arguments) -> None:
         )
 
 
-def _is_path(X: Any, communicator: Communicator) -> bool:
-    """Whether X is a file, at every rank or at none."""
-    with heard():
-        given = share(communicator, "path" if isinstance(X, str | os.PathLike) else "rows")
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+def _read(
+    X: Any, settings: DistributedSettings, communicator: Communicator, reading: Wanted, look: Callable[[Table], None]
+) -> tuple[RankData, DistributedSettings]:
+    """What this rank holds of X, and the settings with what the data decide."""
+    given = share_values(communicator, "path" if isinstance(X, str | os.PathLike) else "rows")
     if len(set(given)) > 1:
         raise ParameterError(f"X is a {given[0]} at rank 0, but not at all others. Pass the same kind at every rank.")
-    return given[0] == "path"
-
-
-def _from_file(
-    path: str | os.PathLike[str],
-    arguments: Arguments,
-    seed: int,
-    communicator: Communicator,
-    reading: Wanted,
-    look: Callable[[Table], None],
-) -> tuple[RankData, DistributedSettings]:
-    """This rank's block of rows of a file, and the settings of all."""
-    source = open_on_all_ranks(path, communicator, replace(reading, gaps=arguments.missing == IGNORE))
-    require_enough(str(source.path), source.shape, arguments.method, communicator.size)
-    settings = together(communicator, lambda: arguments.settings(source.shape, source.dtype, seed))
+    if given[0] == "rows":
+        return _from_rows(X, settings, communicator)
+    source = open_on_all_ranks(X, communicator, replace(reading, gaps=settings.has_gaps))
+    _require_enough(str(source.path), source.shape, settings)
+    settings = together(communicator, lambda: _completed(settings, source.shape, source.dtype))
     return read_rows(source, settings, communicator, look), settings
 
 
+def _completed(settings: DistributedSettings, shape: tuple[int, int], dtype: Any) -> DistributedSettings:
+    """The settings, once the shape and the number type of X are known."""
+    rank = rank_of(settings.n_components, shape)
+    if traits_by_name(settings.method).needs_columns and rank > min(shape):
+        raise ParameterError(
+            f"n_components={rank}: a sketch of {shape[0]} rows or {shape[1]} columns has no more columns than that, "
+            f"and needs one for each component. Choose at most {min(shape)}, or another method.",
+            parameter="n_components",
+        )
+    return replace(settings, n_components=rank, dtype=settings.dtype or str(float_type(dtype)))
+
+
+def open_on_all_ranks(path: str | os.PathLike[str], communicator: Communicator, wanted: Wanted = Wanted()) -> Source:
+    """Open a file at every rank; refuse files that differ in shape, number type, size, or first and last bytes."""
+    source = together(communicator, lambda: open_source(path, wanted))
+    own = f"{source.shape[0]} × {source.shape[1]}, {source.dtype}, {_mark_of(source)}"
+    seen = share_values(communicator, own)
+    for rank, other in enumerate(seen):
+        if other != seen[0]:
+            raise FileError(
+                f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Give all ranks the same file."
+            )
+    return source
+
+
+def _mark_of(source: Source) -> str:
+    """The size of a file and a checksum of its first and last bytes: enough to tell other data, and quickly read."""
+    with source.path.open("rb") as file:
+        checksum = zlib.crc32(file.read(MARKED_BYTES))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MARKED_BYTES))
+        return f"{size} bytes, checksum {zlib.crc32(file.read(MARKED_BYTES), checksum):08x}"
+
+
+def _require_enough(name: str, shape: tuple[int, int], settings: DistributedSettings) -> None:
+    """Each rank that works needs a row, and where both factors are distributed a column."""
+    traits, ranks = traits_by_name(settings.method), settings.ranks
+    nouns, servers = ("rows", "columns") if traits.needs_columns else ("rows",), int(traits.asynchronous)
+    over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
+    for noun, size in zip(nouns, shape, strict=False):
+        if size < ranks - servers:
+            raise ParameterError(
+                f"{name}: {size} {noun} cannot be split over {over}: each needs at least one. "
+                f"Start at most {size + servers} ranks{', of which the first is the server' if servers else ''}."
+            )
+
+
+def _rows_at(settings: DistributedSettings, rank: int, n_rows: int) -> tuple[int, int]:
+    """The rows of a rank, from the first to before the last; none at a server."""
+    if rank not in settings.workers:
+        return 0, 0
+    return block_range(n_rows, len(settings.workers), rank - settings.workers.start)
+
+
+def read_rows(
+    source: Source,
+    settings: DistributedSettings,
+    communicator: Communicator,
+    look: Callable[[Table], None] = lambda table: None,
+) -> RankData:
+    """Read this rank's rows of a file, and its columns where the method needs them; bad values are refused everywhere.
+
+    The first rank with rows has a `look` at its own.
+    """
+    spans = tuple(_rows_at(settings, rank, source.shape[0]) for rank in range(communicator.size))
+    rows = spans[communicator.rank]
+
+    def read() -> tuple[Matrix | None, float]:
+        if communicator.rank not in settings.workers:
+            return None, 0.0
+        X = source.block(rows)
+        held = _known(X, source) if settings.has_gaps else X
+        require_sound(held, source, rows[0], dtype=settings.dtype)
+        if communicator.rank == settings.workers.start:
+            look(Table(X, source.feature_names, source=str(source.path)))
+        if settings.has_gaps:
+            return observed(held, settings.dtype), extremes(held)[1]
+        matrix = as_matrix(X, settings.dtype)
+        if traits_by_name(settings.method).needs_columns:
+            columns = block_range(source.shape[1], communicator.size, communicator.rank)
+            below = as_matrix(source.block(columns=columns), settings.dtype)
+            return TwoSided(matrix, below, rows[0], columns[0], source.shape[0]), extremes(X)[1]
+        return matrix, extremes(X)[1]
+
+    matrix, high = together(communicator, read)
+    known = _require_usable(str(source.path), matrix, high, settings, communicator)
+    read_whole = source.after_reading(rows)
+    names = together(communicator, lambda: read_whole.sample_names(rows) if matrix is not None else None)
+    return RankData(source.shape, spans, matrix, source.feature_names, names, known)
+
+
+def _known(X: Any, source: Source) -> Any:
+    try:
+        return known_cells(X)
+    except PartsongError as error:
+        raise reworded(error, f"{source.path}: {error}") from error
+
+
+def _require_usable(
+    name: str, matrix: Matrix | None, high: float, settings: DistributedSettings, communicator: Communicator
+) -> np.ndarray | None:
+    """Refuse a matrix that is zero or too large, over all ranks; return how many cells of each column are known."""
+    highest = max(share_values(communicator, float(high)))
+    known = None
+    if isinstance(matrix, ObservedMatrix):
+        known = RankReducer(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
+        if not known.any():
+            raise DataError(f"{name}: {NOTHING_KNOWN}")
+    try:
+        require_factorizable(np.full((1, 1), highest), None, settings.dtype)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+    return known
+
+
 def _from_rows(
-    X: Any, arguments: Arguments, seed: int, communicator: Communicator
+    X: Any, settings: DistributedSettings, communicator: Communicator
 ) -> tuple[RankData, DistributedSettings]:
     """Rows that this rank has already: those of lower ranks come before them."""
-    rows, names = together(communicator, lambda: _own_rows(X, arguments, communicator.rank))
+    rows, names = together(communicator, lambda: _own_rows(X, settings, communicator.rank))
     size = (0, 0) if rows is None else (int(rows.shape[0]), int(rows.shape[1]))
     own = [*size, "" if rows is None else str(float_type(rows.dtype)), names]
-    with heard():
-        every = [json.loads(text) for text in share(communicator, json.dumps(own))]
+    every = share_values(communicator, own)
     holders = [one for one in every if one[0]]
     if len({one[1] for one in holders}) != 1:
         widths = ", ".join(f"{width} at rank {rank}" for rank, (n, width, *_) in enumerate(every) if n)
@@ -400,53 +457,48 @@ def _from_rows(
     stops = [int(stop) for stop in np.cumsum([0, *(one[0] for one in every)])]
     spans, shape = tuple(pairwise(stops)), (stops[-1], holders[0][1])
     dtype = max((one[2] for one in holders), key=lambda name: np.dtype(name).itemsize)
-    settings = together(communicator, lambda: arguments.settings(shape, dtype, seed))
+    completed = together(communicator, lambda: _completed(settings, shape, dtype))
 
     def made() -> tuple[Any, float]:
         if rows is None:
             return None, 0.0
-        if settings.knows_some:
-            cells = observed(rows, settings.dtype)
+        if completed.has_gaps:
+            cells = observed(rows, completed.dtype)
             return cells, extremes(cells.by_row)[1]
         try:
-            require_transformable(rows, names, settings.dtype)
+            require_transformable(rows, names, completed.dtype)
         except PartsongError as error:
             raise reworded(error, f"Rows of rank {communicator.rank}: {error}") from error
-        return as_matrix(rows, settings.dtype), extremes(rows)[1]
+        return as_matrix(rows, completed.dtype), extremes(rows)[1]
 
     matrix, high = together(communicator, made)
-    known = require_usable("X", matrix, high, settings, communicator)
+    known = _require_usable("X", matrix, high, completed, communicator)
     return RankData(
         shape, spans, matrix, None if holders[0][3] is None else tuple(holders[0][3]), None, known
-    ), settings
+    ), completed
 
 
-def _own_rows(X: Any, arguments: Arguments, rank: int) -> tuple[Any, list[str] | None]:
+def _own_rows(X: Any, settings: DistributedSettings, rank: int) -> tuple[Any, list[str] | None]:
     """A rank's own rows as numbers, and the names of their columns; None and None at a server."""
-    traits = traits_by_name(arguments.method)
+    traits = traits_by_name(settings.method)
     if traits.needs_columns:
         raise ParameterError(
-            f"method={arguments.method!r} needs columns of all rows at every rank. Pass the path of a file as X, or "
+            f"method={settings.method!r} needs columns of all rows at every rank. Pass the path of a file as X, or "
             "use another method.",
             parameter="method",
         )
     if traits.asynchronous and rank == 0:
         if X is not None:
             raise ParameterError(
-                f"method={arguments.method!r} has a server at rank 0, without rows. Pass X=None there.",
+                f"method={settings.method!r} has a server at rank 0, without rows. Pass X=None there.",
                 parameter="method",
             )
         return None, None
     if X is None:
         raise ParameterError(f"Rank {rank} has no rows. Pass its rows, or the path of a file, as X.")
-    rows = numbers_with_gaps(X) if arguments.missing == IGNORE else numbers_of(X)
+    rows = numbers_with_gaps(X) if settings.has_gaps else numbers_of(X)
     names = columns_of(X).get("feature_names_in_")
     return rows, None if names is None else [str(name) for name in names]
-
-
-def _make_usable(folder: RunFolder | None, overwrite: bool, communicator: Communicator) -> None:
-    if folder is not None and communicator.rank == 0:
-        make_usable(folder.path, overwrite)
 
 
 def _warn(fit: DistributedFit) -> None:

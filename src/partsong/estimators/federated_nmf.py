@@ -19,17 +19,17 @@ from sklearn.utils.validation import check_is_fitted
 from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Alignment, Array, Matrix, Program, Reduction, Round, Schedule
+from partsong.core.interfaces import Alignment, Array, Matrix, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import held
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
 from partsong.estimators.parties import (
-    by_party,
     method_options_of,
     named_parties,
     own_components,
+    parties_of,
     require_method,
     require_privacy,
     shards_of,
@@ -38,7 +38,7 @@ from partsong.estimators.parties import (
     weights_by_party,
     weights_by_row,
 )
-from partsong.estimators.persistence import load_fitted, penalties_told, save_fitted
+from partsong.estimators.persistence import fitted_attributes, load_fitted, penalties_told, save_fitted
 from partsong.estimators.validation import (
     MISSING,
     check_weights,
@@ -122,12 +122,10 @@ class Job:
         """Take all rounds, from where the observer resumes them."""
         with self.observer.begin(self.fit, self.exclusions.left_out) as earlier:
             if earlier is not None:
-                known: dict[str, Any] = {
-                    "began": self.training.began,
-                    "interrupts": self.training.interrupts,
-                    "watch": self.watch,
-                }
-                self.training = training_of(self.fit, resume=earlier, **known)
+                began, interrupts = self.training.began, self.training.interrupts
+                self.training = training_of(
+                    self.fit, resume=earlier, began=began, watch=self.watch, interrupts=interrupts
+                )
                 self.own = party_components(earlier.checkpoint)
             exhaust(steps_of(self.fit, self.training, earlier))
 
@@ -420,18 +418,18 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         What is not in the file is not there: history, names and components of single parties. An option that was given
         as a value without a name comes back as the method has it by default.
         """
-        loaded = load_fitted(path)
-        settings = loaded.settings
+        model = load_fitted(path)
+        settings = model.settings
         if settings.get("method") not in methods.names():
             raise ParameterError(
                 f"{path}: this model was not learned by one of the methods {', '.join(methods.names())}, but by "
                 f"{str(settings.get('method'))[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
             )
         try:
-            estimator = cls.from_settings(settings).set_params(n_components=len(loaded.H))
+            estimator = cls.from_settings(settings).set_params(n_components=len(model.components))
             report, solver = spent_from(settings.get("privacy_spent")), solver_told(settings)
             estimator._set_fitted(
-                loaded.attributes(),
+                fitted_attributes(model),
                 accounts_=None,
                 epsilon_spent_=(report or {}).get("epsilon_spent", math.inf),
                 privacy_report_=report,
@@ -460,14 +458,6 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             whole_number("rounds", self.rounds)
         require_privacy(self.privacy, self.masked, self.method, options=options, time_budget=self.time_budget)
         one_of("faulty", self.faulty, FAULTY)
-        self._require_missing()
-        require_verbosity(self.verbose)
-        if self.n_jobs not in (None, -1):
-            whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
-        return stop_of(self.tol, self.time_budget)
-
-    def _require_missing(self) -> None:
-        """Cells that are not known can be left out by games only."""
         plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
         if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
             raise ParameterError(
@@ -475,6 +465,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps.",
                 parameter="missing",
             )
+        require_verbosity(self.verbose)
+        if self.n_jobs not in (None, -1):
+            whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
+        return stop_of(self.tol, self.time_budget)
 
     def _program(self, shape: tuple[int, int]) -> Program:
         if not isinstance(self.method, str):
@@ -538,10 +532,6 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         estimator.check_settings()
         return estimator
 
-    def _is_private(self) -> bool:
-        """Whether what was released had noise, by the method or by `privacy`."""
-        return self.privacy is not None or (not isinstance(self.method, str) and self.method.traits.release is not None)
-
     def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
         """The program with the noise that was asked for, and the accounts of a program that has noise."""
         if self.privacy is not None:
@@ -553,28 +543,27 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             return program, Spending(traits.release, most=traits.max_releases)
         return program, Spending(traits.release, self.privacy.delta, self.privacy.spent, traits.max_releases)
 
-    def _reduction(self, n_parties: int) -> Reduction:
-        """Sums in the open, or masked."""
-        masks: Reduction = masks_for(self.privacy, n_parties) if self.masked is True else self.masked or InTheOpen()
-        return masks
-
     def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> Job:
         """All that can be refused is refused here, before the first round; a resumed run has its own seed."""
         began, stop = time.perf_counter(), self.check_settings()
         seed = whole_seed(self.random_state) if seed is None or self.random_state is not None else int(seed)
-        matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
+        matrices, labels = parties_of(X, names, parties)
         precision, away, has_gaps = precision_of(self.dtype), dict[str, str](), self.missing == "ignore"
         if self.faulty == LEAVE_OUT:
             matrices, labels, away = sound_parties(matrices, labels, precision, has_gaps=has_gaps)
         shards, columns = shards_of(matrices, labels, seed, precision, has_gaps=has_gaps)
         n, m = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
-        program = self._program((m if self._is_private() else n, m))
+        has_noise = self.privacy is not None or (
+            not isinstance(self.method, str) and self.method.traits.release is not None
+        )
+        program = self._program((m if has_noise else n, m))  # with noise the number of rows is not to be told
         program, spending = self._protected(program, len(shards))
+        masks = masks_for(self.privacy, len(shards)) if self.masked is True else self.masked or InTheOpen()
         workers = 0 if self.n_jobs in (None, -1) else int(self.n_jobs)
         engine = Sequential(record) if self.n_jobs == 1 else Parallel(workers, record)
-        rounds, reduction = self._rounds(), self._reduction(len(shards))
+        rounds = self._rounds()
         schedule = Schedule(rounds, seed, faulty=self.faulty)
-        fit = simulation_of_rounds(program, shards, rounds, schedule, stop, engine, reduction, spending)
+        fit = simulation_of_rounds(program, shards, rounds, schedule, stop, engine, masks, spending)
         job = Job(fit, training_of(fit, began=began), columns, ExclusionLog(away))
         job.training.watch = job.watch
         return job

@@ -20,13 +20,12 @@ from partsong.core.interfaces import Matrix, Outcome, UpdateRule
 from partsong.core.parameters import whole_number
 from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
-from partsong.estimators.persistence import load_fitted, save_fitted
+from partsong.estimators.persistence import fitted_attributes, load_fitted, save_fitted
 from partsong.estimators.validation import (
     INITS,
     check_factor,
     check_init_factors,
     check_weights,
-    fit_told,
     is_game,
     non_negative_tags,
     one_of,
@@ -53,6 +52,9 @@ from partsong.training.result import FitResult, top_features
 
 SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu", "bpp"), 0.01
 """Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""
+
+SETTINGS_IN_FILES = ("solver", "missing", "init", "tol", "sketch", "sketch_ratio", "max_iter")
+"""What model files say of a fit by the names that settings have here; penalties are apart."""
 
 NEGLIGIBLE = (1e-6, 1e-3)
 """Relative errors, for float64 and float32, at which nobody has to be told that more iterations would lower them."""
@@ -234,15 +236,27 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> NMF:
         """An estimator with the settings of a fit, unfitted; those that are unreadable are left at their defaults."""
-        alpha_W, alpha_H, l1_ratio = penalties_of(settings)
-        told = fit_told(settings)
-        if told.get("solver") == "game":
+        estimator, names = cls(), list[str]()
+        if settings.get("method") == "centralised":
+            names = [*SETTINGS_IN_FILES]
+        elif settings.get("method") == "game" and settings.get("missing") == "ignore":
+            settings, names = {**settings, "solver": "game"}, ["solver", "missing"]
+        for name in names:
+            usual = getattr(estimator, name)
+            setattr(estimator, name, settings.get(name, usual))
+            try:
+                estimator.check_settings()
+            except ParameterError:
+                setattr(estimator, name, usual)
+        if estimator.solver == "game":
             from partsong.solvers.game import game_from_file
 
-            told["solver"] = game_from_file(settings)
+            estimator.set_params(solver=game_from_file(settings))
         if "seed" in settings:
-            told |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
-        return cls(**{"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio, **told})
+            known = {name: settings[name] for name in ("n_components", "dtype")}
+            estimator.set_params(random_state=settings["seed"], **known)
+        estimator.alpha_W, estimator.alpha_H, estimator.l1_ratio = penalties_of(settings)
+        return estimator
 
     @property
     def _n_features_out(self) -> int:
@@ -267,39 +281,32 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         given as a value is told as text, and comes back as the usual one; games come back as they were, unless they
         have parts without a name.
         """
-        loaded = load_fitted(path)
-        estimator = cls.from_settings(loaded.settings)
-        estimator.__dict__.update(loaded.attributes())
-        return estimator.set_params(n_components=len(loaded.H))
+        model = load_fitted(path)
+        estimator = cls.from_settings(model.settings)
+        estimator.__dict__.update(fitted_attributes(model))
+        return estimator.set_params(n_components=len(model.components))
 
     def _fit(self, X: Any, W: Any, H: Any, observer: FitObserver | None) -> FitResult:
         began, observer = time.perf_counter(), FitObserver() if observer is None else observer
-        stop, precision = self.check_settings(), precision_of(self.dtype)
-        matrix = self._matrix(X, precision, reset=True)
-        rank = rank_of(self._wanted_rank(H), matrix.shape)
-        start = self._beginning(matrix, rank, W, H)
-        init = "auto" if self.init is None or self.init == "custom" else self.init
-        seed = whole_seed(self.random_state)
-        sketch, game = self.sketch if self.solver == "sanls" else None, self.solver if is_game(self.solver) else None
-        most, workers = int(self.max_iter), threads_of(self.n_threads)
+        stop, most, is_sketched = self.check_settings(), int(self.max_iter), self.solver == "sanls"
+        matrix = self._matrix(X, precision_of(self.dtype), reset=True)
+        rank, seed = rank_of(self._wanted_rank(H), matrix.shape), whole_seed(self.random_state)
         config = CentralizedConfig(
             rank,
             self._solver(),
-            init,
-            seed,
-            most,
-            stop,
-            workers,
-            sketch,
-            float(self.sketch_ratio),
-            game,
-            bool(self.shuffle),
+            init="auto" if self.init is None or self.init == "custom" else self.init,
+            seed=seed,
+            max_iter=most,
+            stop=stop,
+            threads=threads_of(self.n_threads),
+            sketch=self.sketch if is_sketched else None,
+            sketch_ratio=float(self.sketch_ratio),
+            game=self.solver if is_game(self.solver) else None,
+            shuffle=bool(self.shuffle),
         )
-        title = f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
-        exchanges = most if sketch is None else 2 * most + 1
-        with progress(self.verbose, exchanges, self.time_budget, title) as bar:
-            about: dict[str, Any] = {"began": began, "watch": bar, "build": self._build(), "observer": observer}
-            run, done = fit_centralized(matrix, config, init=start, **about)
+        start, title = self._beginning(matrix, rank, W, H), f"NMF of {matrix.shape[0]} × {matrix.shape[1]}"
+        with progress(self.verbose, 2 * most + 1 if is_sketched else most, self.time_budget, title) as bar:
+            run, done = fit_centralized(matrix, config, start, self._build(), began, bar, observer)
         is_perfect = done.relative_error < NEGLIGIBLE["float32" in str(matrix.dtype)] and run.rounds > WINDOW
         if run.outcome is Outcome.MAX_ROUNDS and self.tol > 0 and not is_perfect:
             warnings.warn(
@@ -317,9 +324,9 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Both half-steps in turn; programs and engines, which sketches and games need, are imported for them alone."""
         if self.solver != "sanls" and not is_game(self.solver):
             return CentralizedFit
-        from partsong.training.single_party import single_party_fit
+        from partsong.training.single_party import game_fit, sketched_fit
 
-        return single_party_fit
+        return sketched_fit if self.solver == "sanls" else game_fit
 
     def _rows_for(self, X: Any, H: Any) -> tuple[np.ndarray, np.ndarray]:
         """W for rows and an H that is given, and that H."""

@@ -114,6 +114,11 @@ def _warn_of_unknown_columns(known: Sequence[Any]) -> None:
         warn_of_unknown(unknown, f"what the model says of {of} means nothing", stacklevel=6)
 
 
+def parties_of(X: Any, names: Any, parties: Any) -> tuple[Any, Any]:
+    """Matrices and names from any of the forms in which parties may be given."""
+    return named_parties(X, names) if parties is None else by_party(X, parties, names)
+
+
 def named_parties(X: Any, names: Any) -> tuple[Any, Any]:
     """Matrices and names from a mapping of the one to the other; a generator of matrices as a list."""
     if not isinstance(X, Mapping):

@@ -23,13 +23,12 @@ from partsong.estimators.validation import (
     agree_on_columns,
     check_weights,
     numbers_of,
-    one_of,
     precision_of,
     require_verbosity,
     stop_of,
     whole_seed,
 )
-from partsong.solvers.pca_game import PLAYS, EigenGame, Match, PassRow, Played
+from partsong.solvers.pca_game import EigenGame, Match, PassRow, Played
 from partsong.training.loop import HistoryRow, progress
 
 BATCH_DECAY = 0.03
@@ -159,7 +158,6 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def _check_settings(self) -> EigenGame:
         """All that can be refused before any data are looked at."""
-        one_of("play", self.play, PLAYS)
         for name in ("n_components", "batch_size"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), " (or None)")
@@ -168,11 +166,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         require_verbosity(self.verbose)
         if not isinstance(self.center, bool | np.bool_):
             raise ParameterError(f"center must be True or False; got {self.center!r}.", parameter="center")
-        if isinstance(self.step, str) and self.step != "safe":
-            raise ParameterError(
-                f"step must be 'safe', or a finite number above 0; got {self.step!r}.", parameter="step"
-            )
-        step = None if isinstance(self.step, str) else real_number("step", self.step)
+        step = None if isinstance(self.step, str) and self.step == "safe" else real_number("step", self.step)
         silent = 0.0 if self.batch_size is None else BATCH_DECAY
         return EigenGame(self.play, step, silent if self.decay is None else real_number("decay", self.decay))
 

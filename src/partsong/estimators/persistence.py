@@ -75,41 +75,24 @@ def penalties_told(solver: RowSolver) -> dict[str, Any]:
     return {**told, "l1_ratio_h": ratio_H} if on_W and on_H and ratio_H != ratio_W else told
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What a model file says of a fit."""
-
-    model: Model
-
-    @property
-    def H(self) -> np.ndarray:
-        """The components (k × m)."""
-        return self.model.components
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the fit."""
-        return self.model.settings
-
-    def attributes(self) -> dict[str, Any]:
-        """Fitted attributes of an estimator; iterations and rows are None where the file does not state them."""
-        model, settings = self.model, self.model.settings
-        names = model.feature_names
-        return {
-            "components_": model.components,
-            "component_shares_": model.shares,
-            "n_components_": len(model.components),
-            "n_features_in_": model.components.shape[1],
-            "relative_error_": model.relative_error,
-            "seed_": model.seed,
-            "n_iter_": count_told(settings, "iterations", least=0),
-            "n_samples_": count_told(settings, "n_samples"),
-            "_origin": Origin(dict(settings), model.created, dict(model.versions)),
-            **({} if names is None else {"feature_names_in_": np.array(names, dtype=object)}),
-        }
+def fitted_attributes(model: Model) -> dict[str, Any]:
+    """Fitted attributes of an estimator; iterations and rows are None where the file does not state them."""
+    names, settings = model.feature_names, model.settings
+    return {
+        "components_": model.components,
+        "component_shares_": model.shares,
+        "n_components_": len(model.components),
+        "n_features_in_": model.components.shape[1],
+        "relative_error_": model.relative_error,
+        "seed_": model.seed,
+        "n_iter_": count_told(settings, "iterations", least=0),
+        "n_samples_": count_told(settings, "n_samples"),
+        "_origin": Origin(dict(settings), model.created, dict(model.versions)),
+        **({} if names is None else {"feature_names_in_": np.array(names, dtype=object)}),
+    }
 
 
-def load_fitted(path: str | os.PathLike[str]) -> LoadedModel:
+def load_fitted(path: str | os.PathLike[str]) -> Model:
     """Read a model file for an estimator; topics of LDA have a file of their own kind."""
     model = load_model(path)
     if model.settings.get("method") == LDA:
@@ -117,4 +100,4 @@ def load_fitted(path: str | os.PathLike[str]) -> LoadedModel:
             f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
             "topics.safetensors, for partsong topics transform and partsong.FederatedTopicModel.load."
         )
-    return LoadedModel(model)
+    return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -72,14 +72,11 @@ def warn_of_unknown(columns: np.ndarray, consequence: str, *, stacklevel: int) -
 
 def numbers_with_gaps(X: Any) -> Any:
     """`numbers_of`, with NaN also where a masked array hides something."""
-    return numbers_of(_with_gaps(X) if isinstance(X, np.ma.MaskedArray) else X)
-
-
-def _with_gaps(X: Any) -> np.ndarray:
-    """NaN where a masked array hides something."""
+    if not isinstance(X, np.ma.MaskedArray):
+        return numbers_of(X)
     kind = X.dtype if X.dtype.kind not in "biu" else np.dtype(np.float64)
-    filled: np.ndarray = X.astype(kind, copy=False).filled(np.nan)
-    return filled
+    held: Any = X.astype(kind, copy=False)
+    return numbers_of(held.filled(np.nan))
 
 
 def numbers_of(X: Any) -> Any:
@@ -129,16 +126,9 @@ def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
 
 def _way_to_width(estimator: Any) -> str:
     """What to do about another number of columns, where names cannot tell which of them are meant."""
-    names = getattr(estimator, "feature_names_in_", None)
-    if names is None:
-        return (
-            "Bring X to the columns of the fit, in the same order: leave out those that are new, and add those that "
-            "are missing (zeros, if they were not measured)."
-        )
-    return (
-        f"The fit had the {first_few(map(repr, names[:SHOWN]), len(names), 'column')}: bring X to these, in this "
-        "order; of a data frame with names it is told which are missing and which are new."
-    )
+    names = getattr(estimator, "feature_names_in_", ())
+    known = f": {first_few(map(repr, names[:SHOWN]), len(names), 'column')}" if len(names) else ""
+    return f"Give X the columns of the fit, in the same order{known}."
 
 
 def _way_to_names(estimator: Any, X: Any) -> str:
@@ -366,36 +356,6 @@ def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:
 def _number_told(settings: Mapping[str, Any], name: str) -> float:
     found = settings.get(name)
     return float(found) if isinstance(found, int | float) else 0.0
-
-
-def fit_told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a centralised fit in those of its model file, as far as `NMF` takes them by these names.
-
-    Of a federated game there is whether unknown cells are left out: rows are transformed so.
-    """
-    if settings.get("method") == "game" and settings.get("missing") == "ignore":
-        return {"solver": "game", "missing": "ignore"}
-    if settings.get("method") != "centralised":
-        return {}
-    checks: dict[str, Callable[[Any], Any]] = {
-        "solver": row_solver_of,
-        "missing": lambda value: one_of("missing", value, MISSING),
-        "init": lambda value: one_of("init", value, INITS),
-        "tol": lambda value: stop_of(value, None),
-        "sketch": lambda value: one_of("sketch", value, methods.CHOICES["sketch"]),
-        "sketch_ratio": lambda value: require_sketch("count", value),
-        "max_iter": lambda value: whole_number("max_iter", value),
-    }
-    told = {name: settings[name] for name in checks.keys() & settings.keys() if _is_taken(checks[name], settings[name])}
-    return told
-
-
-def _is_taken(check: Callable[[Any], Any], value: Any) -> bool:
-    try:
-        check(value)
-    except ParameterError:
-        return False
-    return True
 
 
 def count_told(settings: Mapping[str, Any], name: str, least: int = 1) -> int | None:

@@ -25,9 +25,18 @@ PARTIES, TEXTS, RANKS = "parties", "texts", "ranks"
 """What a method can be run on: parties of a federation, parties with texts, ranks of MPI or torch."""
 
 
+RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
+"""Exact sums over ranks by the names they have there -> the solver that does the same to a table in one process."""
+
+
 def names(task: str = PARTIES) -> tuple[str, ...]:
     """The methods for a task, in the order of the table."""
     return tuple(name for name, entry in TABLE.items() if task in entry.tasks)
+
+
+def over_ranks() -> tuple[str, ...]:
+    """All that one matrix over ranks can be fitted by."""
+    return tuple(dict.fromkeys((*RANK_SOLVERS, *names(RANKS))))
 
 
 def pooled_names() -> dict[str, str]:

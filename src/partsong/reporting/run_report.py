@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from partsong.attacks.findings import PartyFindings
 from partsong.errors import ShapeError
-from partsong.evaluation.metrics import AtParty, OwnParts
+from partsong.evaluation.metrics import AtParty, OwnParts, own_parts
 from partsong.io.write import replacing
 from partsong.reporting import attack_report
 from partsong.reporting.charts import Line, Quantity, bar, key, line_chart, picture
@@ -158,6 +158,10 @@ class MethodResult:
             parties=tuple(party.in_order(order) for party in self.parties),
             found_alone={name: parts.in_order(order) for name, parts in self.found_alone.items()},
         )
+
+    def aligned_with(self, reference: MethodResult) -> MethodResult:
+        """The same in the order of a reference: the assignment with the largest total cosine."""
+        return self.in_order(own_parts(self.components, reference.components).places)
 
 
 @dataclass(frozen=True, slots=True)

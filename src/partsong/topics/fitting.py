@@ -36,7 +36,7 @@ from partsong.solvers.lda import TopicRows
 from partsong.topics import TOP
 from partsong.topics.shared_vocabulary import only_round
 from partsong.topics.vocabulary import COUNTS, TFIDF, WEIGHTINGS, Counted, matrix_of
-from partsong.training.loop import HistoryRow, StoppingRule, Training, Watch, run
+from partsong.training.loop import HistoryRow, Measures, StoppingRule, Training, Watch, run
 from partsong.training.result import (
     EmptyModelWarning,
     FitResult,
@@ -175,7 +175,7 @@ def is_mixture(solver: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMeasures:
+class TopicMeasures(Measures):
     """What can be known of a round without asking more of parties than they send: no error, and of LDA with everybody
     in each round the perplexity.
 
@@ -189,9 +189,6 @@ class TopicMeasures:
 
     def objective(self, done: Round, error: float) -> float:
         return float(done.metrics["perplexity"]) if self.has_perplexity else 0.0
-
-    def drift(self, done: Round) -> tuple[float, float]:
-        return math.nan, math.nan
 
 
 def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -30,12 +29,13 @@ from partsong.core.interfaces import (
 )
 from partsong.core.runtime import Interrupts
 from partsong.core.states import state
-from partsong.engines.collective import Communicator, heard, share, together
+from partsong.engines.collective import Communicator, share_values, together
 from partsong.errors import DivergenceError
 from partsong.methods.averaging import Consensus, ConsensusParty
 from partsong.training.loop import (
     PERFECT,
     WINDOW,
+    Measures,
     Progress,
     StoppingRule,
     Training,
@@ -84,17 +84,14 @@ class Reporting(ProgramBase):
 
     @property
     def rank(self) -> int:
-        """Of the program."""
         return self.program.rank
 
     @property
     def solver(self) -> RowSolver:
-        """Of the program."""
         return self.program.solver
 
     @property
     def aggregation(self) -> Aggregation:
-        """Of the program; with one upload at a time it is that upload."""
         return self.program.aggregation
 
     def start_party(self, shard: Shard, layout: Layout) -> ReportingParty:
@@ -132,7 +129,6 @@ class Reporting(ProgramBase):
         return {ERROR: math.sqrt(max(0.0, distance) / energy) if energy > 0 else 0.0}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """Of the program, and reports."""
         reports = ArraySpec((2, len(layout.parties)), non_negative=True)
         return tuple({**kind, "reports": reports} for kind in self.program.upload_spec(layout))
 
@@ -219,7 +215,7 @@ class AsyncFollower:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedMeasures:
+class ReportedMeasures(Measures):
     """The error that parties have reported, and its square."""
 
     def error(self, done: Round) -> float:
@@ -227,9 +223,6 @@ class ReportedMeasures:
 
     def objective(self, done: Round, error: float) -> float:
         return error**2
-
-    def drift(self, done: Round) -> tuple[float, float]:
-        return math.nan, math.nan
 
 
 def train_by_arrivals(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower, watch: Watch) -> Training:
@@ -267,8 +260,7 @@ def _agreed(
     """The outcome that rank 0 knows of, unless somebody's signal or the clock has ended the run; sent: five facts."""
     is_full = bool(training.history) and training.history[-1].iteration >= fit.last
     own = [str(training.outcome), is_full, training.best is not None, bool(follower.pressed.count), follower.is_late]
-    with heard():
-        every = [json.loads(text) for text in share(communicator, json.dumps(own))]
+    every = share_values(communicator, own)
     told, is_full, has_model, _, is_late = every[0]
     if not has_model:
         raise trouble or KeyboardInterrupt
@@ -294,5 +286,4 @@ def _closing_time(fit: FederatedFit, communicator: Communicator, follower: Async
         return min(trial.reserve(point, 0.0) for _ in range(2))  # the first may have to compile
 
     seconds = together(communicator, tried)
-    with heard():
-        return max(map(float, share(communicator, repr(seconds))))
+    return float(max(share_values(communicator, seconds)))

@@ -76,10 +76,6 @@ class CentralizedConfig:
     game: Any = None
     shuffle: bool = False
 
-    def __post_init__(self) -> None:
-        if self.init not in INITS:
-            raise ParameterError(f"Unknown init {self.init!r}; choose one of {', '.join(INITS)}.", parameter="init")
-
 
 def iterations(
     solver: SquaredError, matrix: Matrix, rows: RowState, columns: ColumnState, *, first: int, most: int, threads: int
@@ -166,24 +162,22 @@ class CentralizedFit:
 
 
 Build = Callable[[Matrix, CentralizedConfig, InitialFactors | None], Fit]
-"""How a configuration becomes a fit: `CentralizedFit`, or `single_party_fit` for sketches and games."""
+"""How a configuration becomes a fit: `CentralizedFit`, or for games and sketches one of `training.single_party`."""
 
 
 def fit_centralized(
     matrix: Matrix,
     config: CentralizedConfig,
-    *,
-    init: InitialFactors | None = None,
-    began: float | None = None,
-    watch: Watch = lambda done, row: None,
-    build: Build = CentralizedFit,
-    observer: FitObserver = FitObserver(),
+    init: InitialFactors | None,
+    build: Build,
+    began: float,
+    watch: Watch,
+    observer: FitObserver,
 ) -> tuple[Training, FitResult]:
     """Fit X ≈ W H from start to end; a penalised fit that ends at zero is tried again from another start.
 
     `init` replaces the start that the configuration names. The observer sees the first of these fits only.
     """
-    began = time.perf_counter() if began is None else began
 
     def watch_all(done: Round, row: HistoryRow) -> None:
         observer.watch(done, row)
@@ -202,29 +196,25 @@ def fit_centralized(
         if not is_asked or training.outcome is Outcome.TIME_SPENT or interrupts.count:
             warn_if_model_is_zero(config.solver, result)
             return training, result
-        other = _from_another_start(matrix, config)
-        return _better_of(other, build(matrix, other, None), config, (training, result), interrupts)
+        return _from_another_start(matrix, config, build, (training, result), interrupts)
 
 
-def _from_another_start(matrix: Matrix, config: CentralizedConfig) -> CentralizedConfig:
-    """Plain steps from another start."""
-    assert isinstance(config.solver, SquaredError)
-    init = "nndsvda" if config.init == "random" and config.rank <= min(matrix.shape) else "random"
-    plain = replace(config.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
-    return replace(config, solver=plain, init=init, max_iter=min(config.max_iter, TRIAL_STEPS))
-
-
-def _better_of(
-    other: CentralizedConfig,
-    trial: Fit,
+def _from_another_start(
+    matrix: Matrix,
     config: CentralizedConfig,
+    build: Build,
     found: tuple[Training, FitResult],
     interrupts: Interrupts,
 ) -> tuple[Training, FitResult]:
-    """A penalised fit that ended at zero, or one from another start where that is better; both warn."""
+    """A penalised fit that ended at zero, or plain steps from another start where these are better; both warn."""
+    assert isinstance(config.solver, SquaredError)
+    init = "nndsvda" if config.init == "random" and config.rank <= min(matrix.shape) else "random"
+    plain = replace(config.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
+    steps = min(config.max_iter, TRIAL_STEPS)
+    trial = build(matrix, replace(config, solver=plain, init=init, max_iter=steps), None)
     training = run(trial, interrupts=interrupts)
     least = min((row.objective for row in training.history if math.isfinite(row.objective)), default=1.0)
-    how = f"a fit with solver='cd' from init={other.init!r} ends at {least:.5g}"
+    how = f"a fit with solver='cd' from init={init!r} ends at {least:.5g}"
     if least >= 1 - NOTHING:
         comparison = f"The objective of the zero model is 1 (in units of ½‖X‖²); {how}."
         warn_if_model_is_zero(config.solver, found[1], comparison)
@@ -246,10 +236,6 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
     """
     generator, init = stream(config.seed, "start"), config.init
     is_partly_known = isinstance(matrix, ObservedMatrix)
-    if is_partly_known and init not in ("auto", "random"):
-        raise ParameterError(
-            f"init={init!r} needs all cells of X, and some are unknown. Take 'random'.", parameter="init"
-        )
     if init == "auto" and config.sketch is None and not is_partly_known and is_mostly_zero(matrix):
         init = "random" if config.rank > min(matrix.shape) else "nndsvda"
     if init == "random" or is_partly_known:

@@ -30,7 +30,7 @@ from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.spending import Spending, releases_of
-from partsong.training.loop import Exclusion, Fit, HistoryRow, ProgressByCohort, ResumePoint
+from partsong.training.loop import Exclusion, Fit, HistoryRow, ResumePoint, Training, training_of
 from partsong.training.traffic import TrafficRecorder
 
 Sent = tuple[int, str, int, int]
@@ -81,7 +81,7 @@ class SavedRun:
         spending.accounts = Accounts.from_json(self.spent)
         parties = self.checkpoint.parties
         made = {name: getattr(one, "releases", None) for name, one in parties.items()}
-        if not all(_is_covered(count, releases_of(spending.accounts, name)) for name, count in made.items()):
+        if not all(type(n) is int and 0 <= n <= releases_of(spending.accounts, name) for name, n in made.items()):
             raise FormatError(
                 f"{path}: its parties have sent more than its accounts say, or it is no run with noise. What was spent "
                 "is unknown, and nothing may be sent on top of it. Restore an intact copy of this file."
@@ -188,13 +188,9 @@ class RunRecorder:
     every: float = 60.0
     traffic: TrafficRecorder | None = None
     spending: Spending | None = None
-    keeps_last: bool = False
-    warn: Callable[[str], None] = warnings.warn
     earlier: ResumePoint | None = None
     checkpoint: Checkpoint | None = None
-    history: list[HistoryRow] = field(default_factory=list)
-    best: State = None
-    progress: ProgressByCohort = field(default_factory=ProgressByCohort)
+    training: Training = field(default_factory=Training)
     sent: list[Sent] = field(default_factory=list)
     saved_at: float = field(default_factory=time.perf_counter)
     saved_index: int = -1
@@ -209,17 +205,16 @@ class RunRecorder:
         every: float = 60.0,
         traffic: TrafficRecorder | None = None,
         resumed: SavedRun | None = None,
-        warn: Callable[[str], None] = warnings.warn,
     ) -> RunRecorder:
         """The recorder of a fit; of a `resumed` run it begins with what that had done."""
         spending = fit.spending
         every = every if spending is None else 0.0
-        recorder = RunRecorder(about, path, every, traffic, spending, fit.is_private, warn)
+        recorder = RunRecorder(about, path, every, traffic, spending)
         if resumed is not None:
             charged = resumed if spending is None else resumed.charged(path, spending)
             recorder.earlier, recorder.checkpoint = charged.earlier, charged.checkpoint
-            recorder.history, recorder.best, recorder.sent = list(charged.history), charged.best, list(charged.sent)
-            recorder.progress = ProgressByCohort.of(charged.history, len(fit.shards))
+            recorder.sent = list(charged.sent)
+        recorder.training = training_of(fit, resume=recorder.earlier)
         return recorder
 
     def __enter__(self) -> RunRecorder:
@@ -236,26 +231,12 @@ class RunRecorder:
             self.save()
 
     def watch(self, done: Round, row: HistoryRow) -> None:
-        """One more round."""
-        self.note(done, row)
+        """Keep one more round. The checkpoint comes last: an interrupt in between leaves the round before."""
+        self.training.note(done, row)
+        self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
+        self.checkpoint = done.checkpoint
         if self.traffic is not None:
             self.traffic.note(done)
-        self.tick()
-
-    def note(self, done: Round, row: HistoryRow) -> None:
-        """Remember a round; the best is chosen as by the loop.
-
-        The checkpoint comes last: an interrupt in between leaves the round before.
-        """
-        self.history.append(row)
-        self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
-        is_best = self.progress.add(row) or self.progress.count == 0  # before a first whole round any model will do
-        if is_best or self.keeps_last:
-            self.best = done.checkpoint.server
-        self.checkpoint = done.checkpoint
-
-    def tick(self) -> None:
-        """Save if it is time."""
         if time.perf_counter() - self.saved_at >= self.every:
             self.save()
 
@@ -277,14 +258,16 @@ class RunRecorder:
         except FileError as error:
             if self.spending is not None:
                 raise
-            self.warn(f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}")
+            warnings.warn(
+                f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}", stacklevel=2
+            )
         self.saved_at = time.perf_counter()
 
     def _so_far(self, point: Checkpoint) -> SavedRun:
-        rows = tuple(_plain_row(row) for row in self.history[: point.index])
+        rows = tuple(_plain_row(row) for row in self.training.history[: point.index])
         sent = tuple(entry for entry in self.sent if entry[0] <= point.index)
         spent = {} if self.spending is None else self.spending.accounts.to_json()
-        return SavedRun(point, rows, self.best, sent, as_json(self.about), spent, self.is_under_way)
+        return SavedRun(point, rows, self.training.best, sent, as_json(self.about), spent, self.is_under_way)
 
 
 _KINDS = tuple(get_type_hints(HistoryRow).values())
@@ -339,7 +322,3 @@ def _different_data(there: Mapping[str, Any], here: Mapping[str, Mapping[str, An
         for name, value in print_of.items()
         if there[party].get(name) != value
     ]
-
-
-def _is_covered(made: Any, charged_for: int) -> bool:
-    return type(made) is int and 0 <= made <= charged_for

@@ -1,23 +1,18 @@
 """Distributed fits: one matrix over the ranks that mpiexec or torchrun has started, from their rows to their files.
 
     with open_engine("mpi") as (engine, communicator):
-        source = open_on_all_ranks("X.npy", communicator)
-        settings = DistributedSettings(…)                                      # the same at every rank
-        data = read_rows(source, settings, communicator)                # this rank's rows, and columns if need be
-        fit = fit_over_ranks(data, settings, engine, communicator)
+        fit = fit_over_ranks(data, settings, engine, communicator)      # RankData, and DistributedSettings
         fit.save(communicator, model="m.safetensors", weights="W.npy")
 
 Every function that takes the communicator is collective: all ranks call it, and where it fails at one it fails at all.
-`partsong.fit_distributed` is all of this in one call.
+`partsong.fit_distributed` checks the settings, reads the rows and does all of this in one call.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -28,41 +23,35 @@ import numpy as np
 
 from partsong import kernels, methods
 from partsong.core import runtime
-from partsong.core.interfaces import Array, Engine, Layout, Matrix, Message, Outcome, Program, Round, Schedule, Shard
+from partsong.core.interfaces import Array, Engine, Matrix, Message, Outcome, Program, Round, Schedule, Shard, Traits
 from partsong.core.runtime import Interrupts, held
-from partsong.core.streams import fresh_seed, key
-from partsong.data.blocks import TwoSided, block_range
-from partsong.data.conversion import as_matrix
-from partsong.data.observed import ObservedMatrix, known_cells, observed
-from partsong.data.scan import extremes
-from partsong.data.table import Table
-from partsong.data.validation import require_factorizable
-from partsong.engines.collective import Communicator, at_the_server, failing_together, heard, share, together
+from partsong.core.streams import key
+from partsong.engines.collective import Communicator, at_the_server, failing_together, heard, share_values, together
 from partsong.engines.mpi import Mpi, launched_ranks, require_launched_together
 from partsong.engines.mpi_async import AsynchronousMpi
 from partsong.engines.torch_distributed import TorchDistributed, is_launched, process_group
-from partsong.errors import CompositionError, DataError, FileError, ParameterError, PartsongError, reworded
-from partsong.io.blocks import Source, open_source, require_sound
+from partsong.errors import CompositionError
 from partsong.io.model_file import Model, machine_versions, now, package_versions, save_model
-from partsong.io.opening import Wanted
 from partsong.io.weights import listing_path, shard_path, write_weights
 from partsong.io.write import replacing, write_json
 from partsong.methods.exact import SharedSums
 from partsong.methods.registry import Problem
+from partsong.solvers.game import compose_game
 from partsong.solvers.squared_error import solver_of
 from partsong.training.asynchronous import AsyncFollower, Reporting, train_by_arrivals
 from partsong.training.checkpoint import Sent
-from partsong.training.distributed_settings import RANK_SOLVERS, DistributedSettings, traits_by_name
-from partsong.training.loop import HistoryRow, StoppingRule, Training, Watch, progress, run
-from partsong.training.result import FinalizationTimer, FitResult, complete
+from partsong.training.loop import HistoryRow, Measures, StoppingRule, Training, Watch, progress, run
+from partsong.training.result import FinalizationTimer, FitResult, complete, scale_is_free
 from partsong.training.run_folder import MODEL, RESULT, RunFolder
 from partsong.training.simulation import FederatedFit
 
 Result = TypeVar("Result")
 
-NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
-MARKED_BYTES = 1 << 16
-"""Bytes at either end of a file by which ranks see that theirs are the same."""
+GAME = "game"
+GAME_OPTIONS = ("order", "step", "step_decay", "self_play", "shrink", "leader")
+RULES = ("play", *GAME_OPTIONS[1:], "missing")
+"""What the settings of a fit say of a game; its order is called play."""
+SKETCH_OPTIONS = ("sketch", "sketch_ratio")
 
 
 @contextmanager
@@ -96,65 +85,85 @@ def _require_launcher(engine: str) -> None:
 
 def first_difference(communicator: Communicator, own: Mapping[str, Any]) -> tuple[str, int, Any, Any] | None:
     """The first value that is not the same at all ranks: its name, the rank, rank 0's value, and that rank's."""
-    with heard():
-        every = [json.loads(text) for text in share(communicator, json.dumps(own))]
-    for name in own:
-        for rank, other in enumerate(every):
-            if other.get(name) != every[0][name]:
-                return name, rank, every[0][name], other.get(name)
-    return None
+    every = share_values(communicator, own)
+    different = ((name, rank) for name in own for rank in range(len(every)) if every[rank].get(name) != every[0][name])
+    return next(((name, rank, every[0][name], every[rank].get(name)) for name, rank in different), None)
 
 
-def common_seed(communicator: Communicator, seed: int | None) -> int:
-    """Rank 0's seed, or one that it draws."""
-    with heard():
-        seeds = share(communicator, str(fresh_seed() >> 32 if seed is None else seed))
-    return int(seeds[0])
+def traits_by_name(method: str) -> Traits:
+    """What the program of a method over ranks asks of engines."""
+    return methods.method("exact" if method in methods.RANK_SOLVERS else method).traits
 
 
-def open_on_all_ranks(path: str | os.PathLike[str], communicator: Communicator, wanted: Wanted = Wanted()) -> Source:
-    """Open a file at every rank; refuse files that differ in shape, number type, size, or first and last bytes."""
-    source = together(communicator, lambda: open_source(path, wanted))
-    with heard():
-        seen = share(communicator, f"{source.shape[0]} × {source.shape[1]}, {source.dtype}, {_mark_of(source)}")
-    for rank, other in enumerate(seen):
-        if other != seen[0]:
-            raise FileError(
-                f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Give all ranks the same file."
-            )
-    return source
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedSettings:
+    """What decides the numbers of a fit over ranks, and how it runs: arguments of `fit_distributed` as plain data.
 
+    `n_components` and `dtype` may be None, and the seed is 0, until they are agreed on.
+    """
 
-def _mark_of(source: Source) -> str:
-    """The size of a file and a checksum of its first and last bytes: enough to tell other data, and quickly read."""
-    with source.path.open("rb") as file:
-        checksum = zlib.crc32(file.read(MARKED_BYTES))
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - MARKED_BYTES))
-        return f"{size} bytes, checksum {zlib.crc32(file.read(MARKED_BYTES), checksum):08x}"
+    method: str
+    n_components: int | None
+    alpha_W: float
+    alpha_H: float
+    l1_ratio: float
+    seed: int = 0
+    dtype: str | None
+    tol: float
+    max_iter: int
+    time_budget: float | None
+    n_threads: int
+    engine: str
+    sums: str
+    ranks: int
+    missing: str
+    method_options: Mapping[str, Any]
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether cells may be unknown."""
+        return self.missing == "ignore"
 
-def require_enough(name: str, shape: tuple[int, int], method: str, ranks: int) -> None:
-    """Each rank that works needs a row, and where both factors are distributed a column."""
-    traits = traits_by_name(method)
-    nouns, servers = ("rows", "columns") if traits.needs_columns else ("rows",), int(traits.asynchronous)
-    over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
-    for noun, size in zip(nouns, shape, strict=False):
-        if size < ranks - servers:
-            raise ParameterError(
-                f"{name}: {size} {noun} cannot be split over {over}: each needs at least one. "
-                f"Start at most {size + servers} ranks{', of which the first is the server' if servers else ''}."
-            )
+    @property
+    def workers(self) -> range:
+        """The ranks that hold rows; rank 0 of an asynchronous method is a server without any."""
+        return range(int(traits_by_name(self.method).asynchronous), self.ranks)
 
+    def game(self) -> dict[str, Any]:
+        """How a game is played; all of it None where there is none."""
+        if self.method != GAME:
+            return dict.fromkeys(RULES)
+        given = {name: value for name, value in self.method_options.items() if name in GAME_OPTIONS}
+        return {**compose_game(**methods.method(GAME).parse(given)).settings(), "missing": self.missing}
 
-def require_sketchable(n_components: int, shape: tuple[int, int], method: str) -> None:
-    """Sketches need at least one row and one column for each component."""
-    if traits_by_name(method).needs_columns and n_components > min(shape):
-        raise ParameterError(
-            f"n_components={n_components}: a sketch of {shape[0]} rows or {shape[1]} columns has no more columns than "
-            f"that, and needs one for each component. Choose at most {min(shape)}, or another method.",
-            parameter="n_components",
-        )
+    def to_dict(self) -> dict[str, Any]:
+        """What model files and run folders say: options of games and sketches by name, all others together."""
+        options = self.method_options
+        sketch: dict[str, Any] = dict.fromkeys(SKETCH_OPTIONS)
+        if self.method not in methods.RANK_SOLVERS:
+            sketch = {name: methods.method(self.method).value(name, options) for name in SKETCH_OPTIONS}
+        named = {*SKETCH_OPTIONS, *(GAME_OPTIONS if self.method == GAME else ())}
+        rest = {name: value for name, value in options.items() if name not in named}
+        return {
+            **self.game(),
+            "method": self.method,
+            "n_components": self.n_components,
+            "init": "random",
+            "alpha_w": self.alpha_W,
+            "alpha_h": self.alpha_H,
+            "l1_ratio": self.l1_ratio,
+            **sketch,
+            "seed": self.seed,
+            "dtype": self.dtype,
+            "tol": self.tol,
+            "max_iter": self.max_iter,
+            "time_budget": self.time_budget,
+            "threads": self.n_threads,
+            "engine": self.engine,
+            "sums": None if self.workers.start else self.sums,  # uploads to a server come one at a time
+            "ranks": self.ranks,
+            **({"method_options": rest} if rest else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,75 +180,6 @@ class RankData:
     feature_names: tuple[str, ...] | None = None
     sample_names: tuple[str, ...] | None = None
     known: np.ndarray | None = None
-
-
-def rows_at(settings: DistributedSettings, rank: int, n_rows: int) -> tuple[int, int]:
-    """The rows of a rank, from the first to before the last; none at a server."""
-    if rank not in settings.workers:
-        return 0, 0
-    return block_range(n_rows, len(settings.workers), rank - settings.workers.start)
-
-
-def read_rows(
-    source: Source,
-    settings: DistributedSettings,
-    communicator: Communicator,
-    look: Callable[[Table], None] = lambda table: None,
-) -> RankData:
-    """Read this rank's rows of a file, and its columns where the method needs them; bad values are refused everywhere.
-
-    The first rank with rows has a `look` at its own.
-    """
-    spans = tuple(rows_at(settings, rank, source.shape[0]) for rank in range(communicator.size))
-    rows = spans[communicator.rank]
-
-    def read() -> tuple[Matrix | None, float]:
-        if communicator.rank not in settings.workers:
-            return None, 0.0
-        X = source.block(rows)
-        held = _known(X, source) if settings.knows_some else X
-        require_sound(held, source, rows[0], dtype=settings.dtype)
-        if communicator.rank == settings.workers.start:
-            look(Table(X, source.feature_names, source=str(source.path)))
-        if settings.knows_some:
-            return observed(held, settings.dtype), extremes(held)[1]
-        matrix = as_matrix(X, settings.dtype)
-        if settings.is_sketched:
-            columns = block_range(source.shape[1], communicator.size, communicator.rank)
-            below = as_matrix(source.block(columns=columns), settings.dtype)
-            return TwoSided(matrix, below, rows[0], columns[0], source.shape[0]), extremes(X)[1]
-        return matrix, extremes(X)[1]
-
-    matrix, high = together(communicator, read)
-    known = require_usable(str(source.path), matrix, high, settings, communicator)
-    read_whole = source.after_reading(rows)
-    names = together(communicator, lambda: read_whole.sample_names(rows) if matrix is not None else None)
-    return RankData(source.shape, spans, matrix, source.feature_names, names, known)
-
-
-def _known(X: Any, source: Source) -> Any:
-    try:
-        return known_cells(X)
-    except PartsongError as error:
-        raise reworded(error, f"{source.path}: {error}") from error
-
-
-def require_usable(
-    name: str, matrix: Matrix | None, high: float, settings: DistributedSettings, communicator: Communicator
-) -> np.ndarray | None:
-    """Refuse a matrix that is zero or too large, over all ranks; return how many cells of each column are known."""
-    with heard():
-        highest = max(float(text) for text in share(communicator, repr(high)))
-    known = None
-    if isinstance(matrix, ObservedMatrix):
-        known = RankReducer(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
-        if not known.any():
-            raise DataError(f"{name}: {NOTHING_KNOWN}")
-    try:
-        require_factorizable(np.full((1, 1), highest), None, settings.dtype)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
-    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,60 +203,57 @@ class RankReducer:
         return messages[""][""]
 
 
-def _best(program: Program, training: Training, shards: Sequence[Shard], seed: int) -> Array:
-    """H where the objective was smallest, or where all began if not even one exchange was done."""
-    start = training.best is None
-    server = program.start_server(Layout.of(shards, seed))[0] if start else training.best
-    return program.components(server)
+def finish_over_ranks(fit: FederatedFit, training: Training, communicator: Communicator) -> FitResult:
+    """Put rank 0's best H on its scale and in order, solve for the own rows of W exactly, and add up the errors.
 
-
-def finish_over_ranks(
-    program: Program, training: Training, shards: Sequence[Shard], communicator: Communicator, seed: int
-) -> FitResult:
-    """Put rank 0's best H on its scale and in order, solve for the own rows of W exactly, and add up the errors."""
-    solver: Any = program.solver
-    ranks = RankReducer(communicator)
-    H = ranks.of_rank_0(_best(program, training, shards, seed) if communicator.rank == 0 else None)
-    rescale = not (solver.penalty_W or solver.penalty_H)
-    return complete(solver, shards, kernels.of(H).rows_of(H), rescale, ranks)
+    Where not even one exchange was done, it is the H of the start.
+    """
+    ranks, H = RankReducer(communicator), None
+    if communicator.rank == 0:
+        H = fit.components(fit.server_at_start() if training.best is None else training.best)
+    H = ranks.of_rank_0(H)
+    return complete(fit.solver, fit.shards, kernels.of(H).rows_of(H), scale_is_free(fit.solver), ranks)
 
 
 def program_for(settings: DistributedSettings, n_rows: int) -> tuple[Program, int]:
     """The program, and its exchanges for the iterations asked for; of an asynchronous one these are arrivals."""
-    if settings.method in RANK_SOLVERS:
-        solver = solver_of(RANK_SOLVERS[settings.method], settings.alpha_w, settings.alpha_h, settings.l1_ratio)
-        return SharedSums(settings.n_components, solver), settings.max_iter
-    method, problem = methods.method(settings.method), Problem(settings.n_components, None, settings.max_iter, n_rows)
-    program: Any = method.build(problem, settings.options(method.parameters))
-    program = program if settings.is_game else _penalised(program, settings)
-    if settings.is_asynchronous:
+    name, rank = settings.method, settings.n_components
+    penalties = (settings.alpha_W, settings.alpha_H, settings.l1_ratio)
+    assert rank is not None
+    if name in methods.RANK_SOLVERS:
+        return SharedSums(rank, solver_of(methods.RANK_SOLVERS[name], *penalties)), settings.max_iter
+    problem = Problem(rank, None, settings.max_iter, n_rows)
+    program: Any = methods.method(name).build(problem, settings.method_options)
+    if name != GAME:
+        given = solver_of("cd", *penalties)
+        solver = replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H)
+        program = replace(program, solver=solver)
+    if program.traits.asynchronous:
         return Reporting(program), settings.max_iter
     return program, program.exchanges(settings.max_iter, settings.ranks)
 
 
-def _penalised(program: Any, settings: DistributedSettings) -> Any:
-    given = solver_of("cd", settings.alpha_w, settings.alpha_h, settings.l1_ratio)
-    return replace(program, solver=replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H))
-
-
 @dataclass(slots=True)
-class AgreedStopping:
+class AgreedStopping(Measures):
     """What ranks tell each other after a whole round: rank 0 its error, objective and clock, all whether to end.
 
     `ending` counts the wishes of all: a Ctrl-C or SIGTERM at any rank, or the time of rank 0, which is everybody's.
     """
 
+    fit: FederatedFit
     communicator: Communicator
     pressed: Interrupts
     began: float
     budget: float | None
-    closing: FinalizationTimer | None = None
+    closing: FinalizationTimer = field(init=False)
     ending: Interrupts = field(default_factory=Interrupts)
     is_late: bool = False
     is_pressed: bool = False
     latest_objective: float = math.nan
     latest: float = 0.0
-    measure: Callable[[Round], tuple[float, float]] = lambda done: (math.nan, math.nan)
+
+    def __post_init__(self) -> None:
+        self.closing = FinalizationTimer(self.fit)
 
     def error(self, done: Round) -> float:
         """Rank 0's error of this round, or where its server knows none that of all rows, at every rank.
@@ -325,10 +262,9 @@ class AgreedStopping:
         """
         with failing_together(self.communicator):
             own = [*(done.metrics.get(name, math.nan) for name in ("relative_error", "objective"))]
-            squares = self.measure(done) if math.isnan(own[0]) else (math.nan, math.nan)
-            told = json.dumps([*own, self._is_late(done), self.pressed.count, *squares])
-        with heard():
-            every = [json.loads(text) for text in share(self.communicator, told)]
+            squares = self._squares(done) if math.isnan(own[0]) else (math.nan, math.nan)
+            told = [*own, self._is_late(done), self.pressed.count, *squares]
+        every = share_values(self.communicator, told)
         error, self.latest_objective, self.is_late = every[0][:3]
         if math.isnan(error):
             distance, energy = (sum(one[at] for one in every) for at in (4, 5))
@@ -342,43 +278,34 @@ class AgreedStopping:
         """Rank 0's objective, which came with its error."""
         return self.latest_objective
 
-    def drift(self, done: Round) -> tuple[float, float]:
-        return math.nan, math.nan
+    def _squares(self, done: Round) -> tuple[float, float]:
+        """‖X_r − W_r H‖² and ‖X_r‖² of this rank's own rows and weights."""
+        (shard,) = self.fit.shards
+        matrix: Any = shard.matrix
+        W = getattr(done.checkpoint.parties[shard.name], "W", None)
+        if W is None:
+            return matrix.squared_norm, matrix.squared_norm
+        H = matrix.native(self.fit.components(done.checkpoint.server))
+        with runtime.kernels_on(self.fit.threads):
+            return matrix.squared_distance(W, kernels.of(H).rows_of(H)), matrix.squared_norm
 
     def _is_late(self, done: Round) -> bool:
         """Whether one more round like this one, and the end of the fit, would take too long; rank 0 decides."""
-        if self.budget is None or self.closing is None or self.communicator.rank > 0:
+        if self.budget is None or self.communicator.rank > 0:
             return False
         spent = time.perf_counter() - self.began
         ahead = spent - self.latest + self.closing.reserve(done, spent)
         self.latest = time.perf_counter() - self.began
         return spent + ahead >= self.budget
 
-
-def squares_at(fit: FederatedFit) -> Callable[[Round], tuple[float, float]]:
-    """‖X_r − W_r H‖² and ‖X_r‖² of this rank's own rows and weights after a round."""
-
-    def measure(done: Round) -> tuple[float, float]:
-        (shard,) = fit.shards
-        matrix, W = shard.matrix, getattr(done.checkpoint.parties[shard.name], "W", None)
-        if W is None:
-            return matrix.squared_norm, matrix.squared_norm
-        H = matrix.native(fit.program.components(done.checkpoint.server))
-        with runtime.kernels_on(fit.threads):
-            return matrix.squared_distance(W, kernels.of(H).rows_of(H)), matrix.squared_norm
-
-    return measure
-
-
-def train_on_all_ranks(fit: FederatedFit, stopping: AgreedStopping, watch: Watch) -> Training:
-    """The rounds to their end, which is the same at all ranks; a second Ctrl-C breaks off at once."""
-    stopping.closing, stopping.measure = FinalizationTimer(fit), squares_at(fit)
-    training = run(replace(fit, measures=stopping), began=stopping.began, watch=watch, interrupts=stopping.ending)
-    if stopping.pressed.count > 1:
-        raise KeyboardInterrupt
-    if training.outcome is Outcome.INTERRUPTED and stopping.is_late and not stopping.is_pressed:
-        training.ended = Outcome.TIME_SPENT
-    return training
+    def train(self, watch: Watch) -> Training:
+        """The rounds to their end, which is the same at all ranks; a second Ctrl-C breaks off at once."""
+        training = run(replace(self.fit, measures=self), began=self.began, watch=watch, interrupts=self.ending)
+        if self.pressed.count > 1:
+            raise KeyboardInterrupt
+        if training.outcome is Outcome.INTERRUPTED and self.is_late and not self.is_pressed:
+            training.ended = Outcome.TIME_SPENT
+        return training
 
 
 def fit_over_ranks(
@@ -397,19 +324,20 @@ def fit_over_ranks(
     Rank 0 writes what was `asked` for to the `folder` before the first round, and shows progress if `verbose`; `note`
     is shown at the first Ctrl-C.
     """
-    began, rank = time.perf_counter(), communicator.rank
+    began, rank, threads = time.perf_counter(), communicator.rank, settings.n_threads
     name = f"rank-{rank:06d}"
     shards = [] if data.matrix is None else [Shard(name, data.matrix, key(settings.seed, "secret", name))]
     program, rounds = program_for(settings, data.shape[0])
-    schedule = Schedule(rounds, settings.seed, kernel_threads=settings.threads)
-    stop = StoppingRule(settings.tol * program.traits.measured_every)
-    engine = AsynchronousMpi() if settings.is_asynchronous else engine
-    fit = FederatedFit(program, shards, schedule, stop, engine, threads=settings.threads)
-    told = {**settings.as_json(), **(asked or {}), "started": now()}
+    schedule = Schedule(rounds, settings.seed, kernel_threads=threads)
+    stop, is_asynchronous = StoppingRule(settings.tol * program.traits.measured_every), settings.workers.start > 0
+    fit = FederatedFit(
+        program, shards, schedule, stop, AsynchronousMpi() if is_asynchronous else engine, threads=threads
+    )
+    told = {**settings.to_dict(), **(asked or {}), "started": now()}
 
     def begin() -> None:
         if folder is not None and rank == 0:
-            folder.begin(told, machine_versions(settings.threads), {})
+            folder.begin(told, machine_versions(threads))
 
     together(communicator, begin)
     sent: list[Sent] = []
@@ -421,14 +349,13 @@ def fit_over_ranks(
                 sent.extend((done.index + 1, name, up, done.bytes_down) for name, up in sorted(done.bytes_up.items()))
                 bar(done, row)
 
-            if settings.is_asynchronous:
+            if is_asynchronous:
                 follower = AsyncFollower(pressed, len(settings.workers), began, settings.time_budget)
                 training = train_by_arrivals(fit, communicator, follower, watch)
             else:
-                stopping = AgreedStopping(communicator, pressed, began, settings.time_budget)
-                training = train_on_all_ranks(fit, stopping, watch)
-        with runtime.kernels_on(settings.threads):
-            done = finish_over_ranks(program, training, shards, communicator, settings.seed)
+                training = AgreedStopping(fit, communicator, pressed, began, settings.time_budget).train(watch)
+        with runtime.kernels_on(threads):
+            done = finish_over_ranks(fit, training, communicator)
         return DistributedFit(rank, settings, data, training, done, program.solver, sent, time.perf_counter() - began)
 
 
@@ -479,16 +406,17 @@ class DistributedFit:
         """How many were made; one of sketches takes two exchanges, and where nobody waits each arrival is one."""
         history = self.training.history
         rounds = history[-1].iteration if history else 0
-        if self.settings.is_asynchronous:
+        traits = traits_by_name(self.settings.method)
+        if traits.asynchronous:
             return rounds
-        return rounds // 2 if self.settings.is_sketched else self.training.rounds
+        return rounds // 2 if traits.needs_columns else self.training.rounds
 
     def model(self) -> Model:
         """H, names of features, settings, iterations made, and how many ranks there were."""
         counted = {"n_samples": self.data.shape[0], "parties": 1, "iterations": self.iterations}
-        about = {name: value for name, value in self.settings.as_json().items() if value is not None}
-        for name in ("threads", "time_budget", "seed"):
-            about.pop(name, None)
+        left = ("threads", "time_budget", "seed")
+        about = {name: value for name, value in self.settings.to_dict().items() if value is not None}
+        about = {name: value for name, value in about.items() if name not in left}
         return Model(
             components=self.result.H,
             feature_names=self.data.feature_names,
@@ -504,28 +432,23 @@ class DistributedFit:
         self, model: Path | None = None, weights: Path | None = None, folder: RunFolder | None = None
     ) -> dict[str, Any]:
         """What came of it, as plain data, with the files it is in; bytes are the mean over ranks, or over workers."""
-        settings, history = self.settings, self.training.history
+        settings, told, history = self.settings, self.settings.to_dict(), self.training.history
         workers, down = len(settings.workers), sum(row.bytes_down for row in history)
-        game = {"game": settings.rules()} if settings.is_game else {}
         return {
             "model": model or (None if folder is None else folder.path / MODEL),
             "method": settings.method,
-            **game,
+            **({"game": settings.game()} if settings.method == GAME else {}),
             "n_components": settings.n_components,
             "shape": self.data.shape,
             "parties": 1,
-            "engine": settings.engine,
-            "ranks": settings.ranks,
-            "sums": settings.sums,
-            "dtype": settings.dtype,
-            "seed": settings.seed,
+            **{name: told[name] for name in ("engine", "ranks", "sums", "dtype", "seed")},
             "outcome": str(self.training.outcome),
             "iterations": self.iterations,
             "seconds": round(self.seconds, 6),
             "relative_error": self.result.relative_error,
             "explained_variance": 1.0 - self.result.relative_error**2,
             "bytes_up_per_rank": round(sum(row.bytes_up for row in history) / workers),
-            "bytes_down_per_rank": round(down / workers) if settings.is_asynchronous else down,
+            "bytes_down_per_rank": round(down / workers) if settings.workers.start else down,
             "weights": None if weights is None else listing_path(weights),
             "run_folder": None if folder is None else folder.path,
         }
@@ -537,7 +460,6 @@ class DistributedFit:
         model: str | os.PathLike[str] | None = None,
         weights: str | os.PathLike[str] | None = None,
         folder: RunFolder | None = None,
-        summary: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the model and the run folder (rank 0), and a file of rows of W for each rank with a list of them.
 
@@ -548,7 +470,7 @@ class DistributedFit:
         is_first, kept = communicator.rank == 0, self.result.weights
         place, rows = (None if name is None else Path(name) for name in (model, weights))
         path = None if rows is None else shard_path(rows, communicator.rank, communicator.size)
-        told = summary if summary is not None else self.summary(place, rows, folder)
+        told = self.summary(place, rows, folder)
         with ExitStack() as undone, ExitStack() as last, ExitStack() as drafts:
 
             def write() -> None:

@@ -253,17 +253,13 @@ class Step:
         return HistoryRow(done.index + 1, *numbers, len(done.participants), self.cohort, self.epsilon)
 
 
-class Measures(Protocol):
-    """What the loop may know of a round: ‖X − W H‖ / ‖X‖, what is minimised, how far parties are from the model."""
+class Measures:
+    """What the loop may know of a round: ‖X − W H‖ / ‖X‖, what is minimised, how far parties are from the model.
 
-    def error(self, done: Round) -> float: ...
-    def objective(self, done: Round, error: float) -> float: ...
-    def drift(self, done: Round) -> tuple[float, float]: ...
+    These are what the program's server knows: an error and an objective over ½‖X‖², or neither (NaN).
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class ServerMeasures:
-    """What the program's server knows: an error and an objective over ½‖X‖², or neither (NaN)."""
+    __slots__ = ()
 
     def error(self, done: Round) -> float:
         return done.metrics.get("relative_error", math.nan)
@@ -281,7 +277,7 @@ class ServerMeasures:
 
 def measured(
     rounds: Iterable[Round],
-    measures: Measures = ServerMeasures(),
+    measures: Measures = Measures(),
     *,
     ends_round: Callable[[Round], bool] = lambda done: True,
     epsilon: Callable[[Round], float] = lambda done: math.nan,
@@ -535,26 +531,20 @@ class Exclusion(NamedTuple):
     reason: str
 
 
-def warn_in_python(message: str) -> None:
-    """Warn callers in Python; the command line has words of its own."""
-    warnings.warn(message, LeftOutWarning, stacklevel=2)
-
-
 @dataclass(slots=True)
 class ExclusionLog:
     """Who is left out of which round; `missing` are those left out of all of them, by name, with the reason.
 
-    `tell` reports each party once: before the rounds, or after the first that has gone on without it.
+    There is one warning for each party: before the rounds, or after the first that has gone on without it.
     """
 
     missing: Mapping[str, str] = field(default_factory=dict)
-    tell: Callable[[str], None] = warn_in_python
     left_out: list[Exclusion] = field(default_factory=list)
     reported: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for name, reason in self.missing.items():
-            self.tell(f"Party {name!r} is left out of this run. {reason}")
+            warnings.warn(f"Party {name!r} is left out of this run. {reason}", LeftOutWarning, stacklevel=4)
 
     def note(self, done: Round, row: HistoryRow) -> None:
         """Add one more round."""
@@ -562,9 +552,10 @@ class ExclusionLog:
         self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in reasons.items()]
         for name in done.refused.keys() - self.reported:
             self.reported.add(name)
-            self.tell(
+            message = (
                 f"Party {name!r} is left out of round {row.iteration}, and asked again in the next. {reasons[name]}"
             )
+            warnings.warn(message, LeftOutWarning, stacklevel=2)
 
 
 LONGEST = 1e12

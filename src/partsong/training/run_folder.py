@@ -3,7 +3,8 @@
     folder = RunFolder(Path("runs/liver"))
     with folder.start(fit, settings, data, record=True) as recorder:
         training = run(fit, resume=recorder.earlier, watch=recorder.watch)
-    folder.end(training.history, recorder.sent, result, model)
+    save_model(folder.path / MODEL, model)
+    folder.end(training.history, recorder.sent, result)
 
 `start(…, resume=True)` resumes the run that the folder holds, from its start if it was ended before its first
 checkpoint. It can be read at any time: `load` (as its checkpoint has it), `history`, `traffic`, `settings`,
@@ -16,13 +17,13 @@ import csv
 import io
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from partsong.errors import FileError, FormatError
-from partsong.io.model_file import Model, load_model, machine_versions, now, save_model
+from partsong.io.model_file import Model, load_model, machine_versions, now
 from partsong.io.write import as_json, quoting_for, require_writable_folder, write_json, write_text
 from partsong.training.checkpoint import (
     RunRecorder,
@@ -31,7 +32,6 @@ from partsong.training.checkpoint import (
     left_out_before,
     load_run,
     require_same_run,
-    save_run,
 )
 from partsong.training.loop import Exclusion, Fit, HistoryRow
 from partsong.training.traffic import (
@@ -131,7 +131,6 @@ class RunFolder:
         record: bool = False,
         may_change: Collection[str] = (),
         left_out: list[Exclusion] | None = None,
-        warn: Callable[[str], None] = warnings.warn,
     ) -> RunRecorder:
         """Begin a run in this folder, or `resume` the one that it holds; return the recorder that keeps it here.
 
@@ -150,17 +149,13 @@ class RunFolder:
         self.begin({**settings, "started": now()}, machine_versions(fit.threads), kept, resumes=resume)
         missing = "" if saved is None else missing_traffic(self.path, kept, saved.checkpoint.index, is_recorded=record)
         if missing:
-            warn(missing)
+            warnings.warn(missing, stacklevel=2)
         about: dict[str, Any] = {"settings": settings, "data": data}
         traffic = TrafficRecorder(self.path) if record else None
         if left_out is not None:
             left_out[:0] = [] if saved is None else left_out_before(saved, place)
             about["left_out"] = left_out
-        return RunRecorder.of(fit, about, path=place, every=every, traffic=traffic, resumed=saved, warn=warn)
-
-    def save(self, run: SavedRun) -> None:
-        """Write the run's checkpoint."""
-        save_run(self.path / CHECKPOINT, run)
+        return RunRecorder.of(fit, about, path=place, every=every, traffic=traffic, resumed=saved)
 
     def load(self) -> SavedRun:
         """The run as its checkpoint has it; `require_same_run` says whether a fit may resume it."""
@@ -201,16 +196,8 @@ class RunFolder:
         """What parties have sent, of a run whose traffic was recorded."""
         return read_record(self.path)
 
-    def end(
-        self,
-        history: Sequence[HistoryRow],
-        sent: Iterable[Sent],
-        result: Mapping[str, Any],
-        model: Model | None = None,
-    ) -> None:
-        """Write what is known after the fit: the model first, unless it is here already."""
-        if model is not None:
-            save_model(self.path / MODEL, model)
+    def end(self, history: Sequence[HistoryRow], sent: Iterable[Sent], result: Mapping[str, Any]) -> None:
+        """Write what is known after the fit; the model is here already."""
         write_csv(self.path / HISTORY, HistoryRow._fields, history)
         write_csv(self.path / "bytes.csv", ("round", "party", "bytes_up", "bytes_down"), sent)
         write_json(self.path / RESULT, result)

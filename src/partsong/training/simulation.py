@@ -28,25 +28,20 @@ from partsong.core.interfaces import (
     State,
 )
 from partsong.core.runtime import held
-from partsong.engines.local import Parallel, Sequential
+from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous
-from partsong.errors import CompositionError
-from partsong.evaluation.metrics import drift_of, potential, relative_error
+from partsong.evaluation.metrics import drift_of, relative_error
 from partsong.methods.exact import SharedSums
 from partsong.privacy.spending import Spending, accounted
-from partsong.solvers.coupling import AlignedProximalTerm
 from partsong.solvers.squared_error import RowState
 from partsong.training.loop import (
     Fit,
     HistoryRow,
     Measures,
-    ServerMeasures,
     Step,
     StoppingRule,
     Training,
-    Watch,
     measured,
-    run,
     steps_of,
 )
 from partsong.training.result import (
@@ -76,7 +71,7 @@ class FederatedFit:
     reduction: Reduction = InTheOpen()
     begin: Callable[[], Checkpoint] | None = None
     threads: int = 1
-    measures: Measures = ServerMeasures()
+    measures: Measures = Measures()
     exchanges: int = 1
     spending: Spending | None = None
 
@@ -126,7 +121,7 @@ class FederatedFit:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationMeasures:
+class SimulationMeasures(Measures):
     """What the server knows, and where it knows no error, that of W refitted at each party; drifts of the parties.
 
     Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after assignment, where parties have an H of their own.
@@ -136,7 +131,7 @@ class SimulationMeasures:
     shards: Sequence[Shard]
 
     def error(self, done: Round) -> float:
-        known, is_from_sums = ServerMeasures().error(done), isinstance(self.program, SharedSums) and bool(self.shards)
+        known, is_from_sums = Measures.error(self, done), isinstance(self.program, SharedSums) and bool(self.shards)
         if not math.isnan(known) and not (is_from_sums and not is_known_well(known, self.shards[0].matrix.dtype)):
             return known
         with runtime.kernels_on(runtime.available()):
@@ -147,9 +142,6 @@ class SimulationMeasures:
             if not math.isnan(known):
                 return known
             return relative_error(self.program.solver, self.shards, self.program.components(done.checkpoint.server))
-
-    def objective(self, done: Round, error: float) -> float:
-        return ServerMeasures().objective(done, error)
 
     def drift(self, done: Round) -> tuple[float, float]:
         own = party_components(done.checkpoint)
@@ -164,36 +156,6 @@ class SimulationMeasures:
         return found.regular / size, found.aligned / size
 
 
-@dataclass(frozen=True, slots=True)
-class PotentialMeasures:
-    """ΣΦ over ½Σ‖X_p‖² as the objective: what the parties of a program with an aligned pull minimise together."""
-
-    program: Any
-    shards: Sequence[Shard]
-
-    def __post_init__(self) -> None:
-        if not isinstance(getattr(self.program, "coupling", None), AlignedProximalTerm):
-            raise CompositionError(
-                f"ΣΦ is the objective of parties with an aligned pull, which {type(self.program).__name__} does not "
-                "have. Follow the error instead, or give the program AlignedProximalTerm as its coupling."
-            )
-
-    def error(self, done: Round) -> float:
-        return SimulationMeasures(self.program, self.shards).error(done)
-
-    def objective(self, done: Round, error: float) -> float:
-        states = done.checkpoint.parties
-        here = [shard for shard in self.shards if getattr(states.get(shard.name), "Ht", None) is not None]
-        weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
-        with runtime.kernels_on(runtime.available()):
-            H, pull = self.program.components(done.checkpoint.server), self.program.coupling
-            found = potential(here, weights, own, H, pull.strength, pull.align)
-        return 2 * found / (sum(shard.matrix.squared_norm for shard in self.shards) or 1.0)
-
-    def drift(self, done: Round) -> tuple[float, float]:
-        return SimulationMeasures(self.program, self.shards).drift(done)
-
-
 def party_components(checkpoint: Checkpoint) -> dict[str, Array]:
     """The H_p (k × m) of every party that has one of its own, by name."""
     own = {name: getattr(state, "Ht", None) for name, state in checkpoint.parties.items()}
@@ -206,35 +168,6 @@ def _energy(H: Array) -> float:
     return float(kernels.of(H).inner(columns, columns))
 
 
-def simulated(
-    program: Any,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    *,
-    stop: StoppingRule = StoppingRule(),
-    engine: Engine = Parallel(),
-    exchanges: int = 1,
-    reduction: Reduction = InTheOpen(),
-    spending: Spending | None = None,
-) -> FederatedFit:
-    """The fit whose rounds are measured with all that only a simulation can know, and accounted if they have noise."""
-    traits = program.traits
-    if traits.release is not None:
-        spending = spending or Spending(traits.release, most=traits.max_releases)
-    return FederatedFit(
-        program,
-        shards,
-        schedule,
-        stop,
-        engine,
-        reduction,
-        threads=runtime.available(),
-        measures=SimulationMeasures(program, shards),
-        exchanges=exchanges,
-        spending=spending if traits.release is not None else None,
-    )
-
-
 def simulation_of_rounds(
     program: Any,
     shards: Sequence[Shard],
@@ -245,34 +178,26 @@ def simulation_of_rounds(
     reduction: Reduction = InTheOpen(),
     spending: Spending | None = None,
 ) -> FederatedFit:
-    """The fit of so many rounds of a program: of several exchanges each where it says so, and over a virtual clock, on
-    which a party's work lasts in proportion to its rows, where nobody waits for others.
+    """The fit of so many rounds of a program, measured with all that only a simulation can know.
+
+    A round is several exchanges where the program says so, and as many arrivals as there are parties where nobody waits
+    for others: over a virtual clock, on which a party's work lasts in proportion to its rows. Noise is accounted.
     """
-    schedule = replace(schedule, rounds=program.exchanges(rounds, len(shards)))
-    if program.traits.asynchronous:
-        several, clock = len(shards), Asynchronous(record=getattr(engine, "record", False))
-        return simulated(program, shards, schedule, stop=stop, engine=clock, exchanges=several, reduction=reduction)
-    return simulated(program, shards, schedule, stop=stop, engine=engine, reduction=reduction, spending=spending)
-
-
-def simulate(
-    program: Any,
-    shards: Sequence[Shard],
-    schedule: Schedule,
-    *,
-    stop: StoppingRule = StoppingRule(),
-    engine: Engine = Parallel(),
-    began: float | None = None,
-    watch: Watch = lambda done, row: None,
-    follows_potential: bool = False,
-) -> tuple[Training, FitResult]:
-    """Run to the end and put the model on its stated scale; `follows_potential` stops on ΣΦ and not on the error."""
-    fit = simulated(program, shards, schedule, stop=stop, engine=engine)
-    if follows_potential:
-        fit = replace(fit, measures=PotentialMeasures(program, shards))
-    with held() as interrupts:
-        training = run(fit, began=began, watch=watch, interrupts=interrupts)
-        return training, finish_with_warnings(fit, training)
+    traits = program.traits
+    if traits.release is not None and spending is None:
+        spending = Spending(traits.release, most=traits.max_releases)
+    return FederatedFit(
+        program,
+        shards,
+        replace(schedule, rounds=program.exchanges(rounds, len(shards))),
+        stop,
+        Asynchronous(record=getattr(engine, "record", False)) if traits.asynchronous else engine,
+        reduction,
+        threads=runtime.available(),
+        measures=SimulationMeasures(program, shards),
+        exchanges=len(shards) if traits.asynchronous else 1,
+        spending=spending,
+    )
 
 
 def finish_with_warnings(fit: Fit, training: Training) -> FitResult:

@@ -16,21 +16,11 @@ from partsong.solvers.game import Game, balance, first_weights
 from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import SquaredError
-from partsong.training.centralized import PARTY, CentralizedConfig, CentralizedFit, initial_factors
-from partsong.training.loop import Fit
+from partsong.training.centralized import PARTY, CentralizedConfig, initial_factors
 from partsong.training.simulation import FederatedFit
 
 LOOK_EVERY = 10
 """Sketched iterations from one look at the error to the next: it costs a pass over the data."""
-
-
-def single_party_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None = None) -> Fit:
-    """What a configuration means for these rows: both half-steps in turn, sketched ones, or a game."""
-    if config.game is not None:
-        return game_fit(matrix, config, init)
-    if config.sketch is not None:
-        return sketched_fit(matrix, config, init)
-    return CentralizedFit(matrix, config, init)
 
 
 def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None) -> FederatedFit:
