@@ -88,7 +88,9 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
     together(communicator, check)
     require_same_options(communicator, options)
     known: dict[str, Any] = {"random_state": options.seed, "overwrite": options.overwrite, "note": FINISHING_ALL}
-    fit = fit_on_ranks(network, communicator, options.data, asked, files, reading=wanted, look=look, **known)
+    fit = fit_on_ranks(
+        options.engine, network, communicator, options.data, asked, files, reading=wanted, look=look, **known
+    )
     if fit.data.known is not None and rank == 0:
         warn_of_unknown_columns(fit.data.known, fit.data.feature_names, is_random=True)
     if options.weights is not None and fit.W is not None:

@@ -155,10 +155,11 @@ def fit_distributed(
         failing_together(communicator),
     ):
         known: dict[str, Any] = {"random_state": random_state, "overwrite": overwrite}
-        return fit_on_ranks(network, communicator, X, {**asked, "engine": name}, files, **known)
+        return fit_on_ranks(name, network, communicator, X, asked, files, **known)
 
 
 def fit_on_ranks(
+    engine: str,
     network: Engine,
     communicator: Communicator,
     X: Any,
@@ -175,8 +176,8 @@ def fit_on_ranks(
 
     `reading` says how a file is read. The first rank with rows has a `look` at its own; `note` is shown at Ctrl-C.
     """
-    name, ranks = asked["engine"], communicator.size
-    arguments = together(communicator, lambda: Arguments.of(name, ranks, asked, files))
+    ranks = communicator.size
+    arguments = together(communicator, lambda: Arguments.of(engine, ranks, asked, files))
     _require_same(communicator, arguments)
     together(communicator, lambda: _require_writable(files, communicator.rank, ranks))
     seed = common_seed(communicator, together(communicator, lambda: whole_seed(random_state)))

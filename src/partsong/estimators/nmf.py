@@ -240,7 +240,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             from partsong.solvers.game import game_from_file
 
             told["solver"] = game_from_file(settings)
-        if "seed" in settings:
+        if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             told |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
         return cls(**{"alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio, **told})
 

@@ -312,7 +312,7 @@ class VocabularyAgreement(ProgramBase):
         elif after.size > MOST_COUNTERS:
             raise ParameterError(
                 f"About {tally.words:.2g} words of all parties would need tables of {after.size:.2g} counters, and "
-                f"{MOST_COUNTERS:.2g} are the most. Ask for more documents per word.",
+                f"{MOST_COUNTERS:.2g} are the most. Use a larger min_documents.",
                 parameter="min_documents",
             )
         told = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
