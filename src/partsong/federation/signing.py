@@ -186,13 +186,11 @@ def identity(request: bytes) -> str:
 #
 # context = SHA-256(experiment, hashes of columns, layout), each as the start of a run tells it
 # over texts, before that: SHA-256(df, n), in how many documents of all sites each agreed word is, and how many there
-# are,
-#                          as the end of the agreement on words has told; weights of words follow from it
+# are, as the end of the agreement on words has told; weights of words follow from it
 #
 # It goes into the settings that parties sign in the set-up of masks. A server that tells one site another experiment,
 # other columns or other frequencies of words, so that its part of a sum stands out against those of others, gets no
-# sum:
-# the signatures do not fit.
+# sum: the signatures do not fit.
 
 
 def context_of(experiment: Mapping[str, Any], columns: Any, layout: Layout) -> str:

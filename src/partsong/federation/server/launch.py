@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Round
-from partsong.errors import FileError, ParameterError
+from partsong import methods
+from partsong.core.interfaces import Layout, Reducible, Round
+from partsong.engines.upload_checks import check_together
+from partsong.errors import CompositionError, FileError, ParameterError
+from partsong.estimators.validation import physical_memory
 from partsong.federation.columns import labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import FILE as WAITING
 from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
 from partsong.federation.server import words
-from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
-from partsong.federation.server.early_checks import out_of_memory, require_room, require_together
+from partsong.federation.server.coordinator import Coordinator
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
 from partsong.federation.setup.run_place import TIMEOUT, RunPlace, settings_in
@@ -67,17 +70,18 @@ def run_experiment(
     n_parties, rule = len(transport.names()), experiment.text_rule
     plan = build(experiment.told(), n_parties, roster)
     schedule = replace(experiment.schedule(n_parties), rounds=plan.exchanges, absent=absent)
-    own = (transport, folder, run, experiment.told(), experiment.columns, timeout)
+    coordinator = Coordinator(transport, folder, run, experiment.told(), timeout, serials)
+    if (Journal if experiment.is_asynchronous else ArrivalsJournal)(folder).path.exists():
+        kind = "a synchronous" if experiment.is_asynchronous else "an asynchronous"
+        raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
+    reduction = plan.reduction
+    if rule is not None:
+        reduction = words.agree_on_words(coordinator, rule, plan, schedule.seed)
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
-        rounds: Coordinator = AsyncCoordinator(*own, pause=pause, time_budget=budget, tol=tol, serials=serials)
-    elif ArrivalsJournal(folder).path.exists():
-        raise ParameterError(f"{folder} holds an asynchronous run. Choose another folder.")
+        yield from coordinator.arrivals(plan.program, schedule, reduction, pause=pause, time_budget=budget, tol=tol)
     else:
-        rounds = Coordinator(*own, serials=serials)
-    if rule is not None:
-        return words.run_over_texts(rounds, rule, plan.program, schedule, plan.reduction)
-    return rounds.run(plan.program, schedule, plan.reduction)
+        yield from coordinator.rounds(plan.program, schedule, reduction)
 
 
 def has_begun(folder: Path) -> bool:
@@ -103,7 +107,7 @@ def run_over(
     opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = lambda line: None
 ) -> Told:
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
-    with _held(place):
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
         began = time.perf_counter()
         steps = Lines.to_come(place.state / words.FOLDER / words.STEPS)
 
@@ -121,7 +125,11 @@ def run_over(
         except Exception as error:
             tell_steps()
             if isinstance(error, MemoryError):
-                error = out_of_memory(Experiment.read(place.experiment))
+                error = ParameterError(
+                    f"The server's memory is not enough for rank = {Experiment.read(place.experiment).rank} and the "
+                    "columns that sites have agreed on: it holds some matrices of rank × columns. Begin a run with a "
+                    "smaller rank, or on a machine with more memory."
+                )
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
             _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
             raise error
@@ -142,11 +150,34 @@ def nodes_of(server: ServerFolder) -> dict[str, int]:
 
 
 def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
-    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here."""
-    require_room(experiment.rank)
+    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here: k × k numbers,
+    as in W_pᵀW_p or H Hᵀ, need more than this machine's memory, or the parts of the experiment do not go together.
+    """
+    memory = physical_memory()
+    if memory is not None and experiment.rank > (most := math.isqrt(memory // 8)):
+        raise ParameterError(
+            f"rank = {str(experiment.rank)[:40]} is too large: rank × rank numbers have no room in the "
+            f"{memory / 2**30:.3g} GiB of memory of this machine, where {most} is the most. Choose far less: no more "
+            "than sites have columns."
+        )
     roster = dict(server.roster().keys)
     plan = plan_of(experiment.told(), len(roster), roster)
-    require_together(experiment, plan, tuple(sorted(roster)))
+    first = methods.method(experiment.method).passes_to
+    key, method = ("method", experiment.method) if first is None else (first, str(experiment.options[first]))
+    if plan.reduction.hides_uploads and not isinstance(plan.program.aggregation, Reducible):
+        is_aligned = "align" in methods.TABLE[method].parameters
+        instead = f'{key} = "fnmf-by-sums", which can be masked' if is_aligned else "another method"
+        raise ParameterError(
+            f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Take {instead}; or '
+            "masked = false, which sites answer whose site.toml allows it."
+        )
+    try:
+        # The number of columns is not known yet, and the forms of uploads do not depend on it.
+        expected = plan.program.upload_spec(Layout(tuple(sorted(roster)), 1, experiment.seed))
+        check_together(plan.program, plan.reduction, expected)
+    except CompositionError as error:
+        masked = "true" if experiment.masked else "false"
+        raise ParameterError(f'{key} = "{method}" with masked = {masked}: {error}') from error
     return plan
 
 
@@ -195,13 +226,6 @@ def summary_of(record: RunState) -> dict[str, Any]:
         "silent": {str(index): dict(names) for index, names in record.silent().items()},
         "without_result": {**never_started, **record.without_result},
     }
-
-
-@contextmanager
-def _held(place: RunPlace) -> Iterator[None]:
-    """One process at a time works on a run; the lock ends with the process, however it ends."""
-    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
-        yield
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
