@@ -187,7 +187,6 @@ class Experiment:
 
     @staticmethod
     def read(path: Path) -> Experiment:
-        """Load an experiment.toml."""
         return Experiment.from_table(read_table(path, Experiment), str(path))
 
     def told(self) -> dict[str, Any]:

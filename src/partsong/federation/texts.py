@@ -74,7 +74,6 @@ class TextData(Data):
 
     @property
     def hides_names(self) -> bool:
-        """Words are in no log."""
         return True
 
     def run_of(self, name: str) -> str:
@@ -82,7 +81,6 @@ class TextData(Data):
         return name.removesuffix(SUFFIX)
 
     def order(self, columns: Sequence[str]) -> tuple[int, ...]:
-        """Where these words are."""
         places = {name: at for at, name in enumerate(self.columns)}
         missing = sum(name not in places for name in columns)
         if missing:
@@ -96,7 +94,6 @@ class HeldData(TextData):
     """A site's words, for the agreement on words."""
 
     def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
-        """What the protocol asks for."""
         return cast(Matrix, self.rows)
 
 

@@ -84,7 +84,6 @@ class Nonce:
             )
 
     def told(self) -> dict[str, Any]:
-        """Plain values."""
         numbers = {"round": self.round, "attempt": self.attempt, "phase": self.phase}
         return {"run": self.run, "kind": str(self.kind), **numbers}
 
@@ -103,13 +102,11 @@ class Request:
     seen: int = 0
 
     def written(self) -> bytes:
-        """As bytes."""
         head = {"party": self.party, "seen": self.seen, "note": dict(self.note), **self.nonce.told()}
         return _packed("partsong-request", head, self.body)
 
     @staticmethod
     def read(data: bytes, most: int = MOST_BYTES) -> Request:
-        """From bytes."""
         head, body = _unpacked("partsong-request", data, most, RequestHead)
         return Request(head.party, head.nonce, body, head.note, head.seen)
 
@@ -152,7 +149,6 @@ class Reply:
     note: Mapping[str, Any] = field(default_factory=dict)
 
     def written(self) -> bytes:
-        """As bytes."""
         refusal = self.answer if isinstance(self.answer, Refusal) else Refusal("")
         head = {"party": self.party, "serial": self.serial, "note": dict(self.note), **self.nonce.told()}
         head |= {"code": refusal.code, "counts": dict(refusal.counts)}
@@ -160,7 +156,6 @@ class Reply:
 
     @staticmethod
     def read(data: bytes, most: int = MOST_BYTES) -> Reply:
-        """From bytes."""
         head, body = _unpacked("partsong-reply", data, most, ReplyHead)
         answer = Refusal(head.code, head.counts) if head.code else body
         return Reply(head.party, head.nonce, answer, head.serial, head.note)
@@ -179,7 +174,6 @@ class Head(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def nonce(self) -> Nonce:
-        """Which message it is."""
         return Nonce(self.run, self.round, self.attempt, self.kind, self.phase)
 
 

@@ -65,7 +65,6 @@ class Remote:
 
     @property
     def layout(self) -> Layout:
-        """Agreed on in the set-up of the run."""
         return self.run.layout
 
     @contextmanager
@@ -183,7 +182,6 @@ class Remote:
         """There is no collective operation between sites."""
 
     def seen(self) -> Mapping[str, Message]:
-        """What sites sent."""
         seen, self._seen = self._seen, {}
         return seen
 

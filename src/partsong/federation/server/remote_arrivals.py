@@ -78,7 +78,6 @@ class RemoteArrivals:
 
     @property
     def layout(self) -> Layout:
-        """Agreed on in the set-up of the run."""
         return self.run.layout
 
     @contextmanager

@@ -80,7 +80,6 @@ class RunState:
 
     @property
     def point(self) -> Point:
-        """The run as engines know it."""
         return Point(self.index, self.server, self.model, self.sums, self.cohort)
 
     def absent(self) -> dict[int, frozenset[str]]:
@@ -117,7 +116,6 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """The run."""
         return self.folder / "run"
 
     def load(self) -> RunState | None:
@@ -125,7 +123,6 @@ class Journal:
         return load_state(self.path, RunState) if self.path.exists() else None
 
     def save(self, run: RunState) -> None:
-        """Write the run, atomically."""
         make_folder(self.folder)
         save_state(self.path, run)
 
@@ -197,7 +194,6 @@ class AsyncRunState(RunState):
 
     @property
     def checkpoint(self) -> AsyncCheckpoint:
-        """The run as engines know it."""
         return AsyncCheckpoint(self.index, {}, self.server, self.model, self.pieces, self.clock)
 
     def recorded_order(self) -> RecordedOrder:
@@ -221,7 +217,6 @@ class ArrivalsJournal:
 
     @property
     def path(self) -> Path:
-        """The run."""
         return self.folder / "arrivals"
 
     def load(self) -> AsyncRunState | None:
@@ -236,7 +231,6 @@ class ArrivalsJournal:
         return replace(run, order=tuple(names[number] for number in order.tolist()), pieces=pieces)
 
     def save(self, run: AsyncRunState) -> None:
-        """Write the run, atomically."""
         make_folder(self.folder)
         kept: dict[int, Message] = {piece.version: piece.model for piece in run.pieces.values()}
         kept.pop(run.index, None)
