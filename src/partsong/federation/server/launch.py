@@ -19,12 +19,12 @@ import numpy as np
 from partsong import methods
 from partsong.core.interfaces import Layout, Reducible, Round
 from partsong.engines.upload_checks import check_together
-from partsong.errors import CompositionError, FileError, ParameterError
+from partsong.errors import CompositionError, ParameterError
 from partsong.estimators.validation import physical_memory
 from partsong.federation.columns import labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower.control import FILE as WAITING
-from partsong.federation.flower.control import Lines, ProgressFile, Telling, WaitingLines
+from partsong.federation.flower.control import ProgressFile, Telling, WaitingLines
 from partsong.federation.locks import held
 from partsong.federation.server import words
 from partsong.federation.server.coordinator import Coordinator
@@ -58,6 +58,7 @@ def run_experiment(
     serials: Path | None = None,
     absent: Mapping[int, frozenset[str]] = MappingProxyType({}),
     build: Build = plan_of,
+    tell: Tell = lambda line: None,
 ) -> Iterator[Round]:
     """Run an experiment among the sites of a transport; each round is on the disk before it is yielded.
 
@@ -65,7 +66,8 @@ def run_experiment(
     after which it can be resumed, or misses the round, as `experiment.faulty` says. A round of an asynchronous method
     is one arrival; a site that refuses is asked again after `pause` seconds. `serials` is a file for all runs of a
     federation, by which a site that was restored from an older copy is noticed in a new run as well. `absent` names
-    sites that are not asked in a round, `build` makes program and reduction as each site does.
+    sites that are not asked in a round, `build` makes program and reduction as each site does, `tell` gets a line for
+    each step of an agreement on words.
     """
     n_parties, rule = len(transport.names()), experiment.text_rule
     plan = build(experiment.told(), n_parties, roster)
@@ -76,7 +78,7 @@ def run_experiment(
         raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
     reduction = plan.reduction
     if rule is not None:
-        reduction = words.agree_on_words(coordinator, rule, plan, schedule.seed)
+        reduction = words.agree_on_words(coordinator, rule, plan, schedule.seed, tell)
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
         yield from coordinator.arrivals(plan.program, schedule, reduction, pause=pause, time_budget=budget, tol=tol)
@@ -109,11 +111,6 @@ def run_over(
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
     with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
         began = time.perf_counter()
-        steps = Lines.to_come(place.state / words.FOLDER / words.STEPS)
-
-        def tell_steps() -> None:
-            for line in steps.new():
-                tell(line)
 
         def tell_waiting(line: Mapping[str, Any]) -> None:
             with suppress(OSError):  # it is for people alone, and no reason to end a run
@@ -121,9 +118,8 @@ def run_over(
             tell(line)
 
         try:
-            told = _finished(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
+            told = _finished(Telling(opened(), tell_waiting), server, place, tell)
         except Exception as error:
-            tell_steps()
             if isinstance(error, MemoryError):
                 error = ParameterError(
                     f"The server's memory is not enough for rank = {Experiment.read(place.experiment).rank} and the "
@@ -188,11 +184,11 @@ def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell:
     progress = ProgressFile(place.progress, plan.exchanges)
     progress.catch_up(record_in(place.state))
     own = (experiment, transport, place.state, place.name)
-    for done in run_experiment(*own, roster=server.roster().keys, timeout=timeout, serials=server.serials):
+    keys, serials = server.roster().keys, server.serials
+    for done in run_experiment(*own, roster=keys, timeout=timeout, serials=serials, tell=tell):
         tell(progress.note(done))
     record = record_in(place.state)
-    if record is None:
-        raise FileError(f"{place.state} holds no run after its end. Check the disk.")
+    assert record is not None, "a run that has ended is on the disk"
     save_model(place.model, model_of(experiment, plan, record, settings.get("names", ())))
     return summary_of(record)
 

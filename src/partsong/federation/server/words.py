@@ -8,6 +8,7 @@ FOLDER/words/steps.jsonl    a line for each of its steps, for people
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from partsong.topics.fitting import require_words
 from partsong.topics.shared_vocabulary import FEWEST_MASKED
 
 FOLDER, STEPS = "words", "steps.jsonl"
+Tell = Callable[[Mapping[str, Any]], None]
 NEXT = {
     TABLES: "tables of hashes",
     WORDS: "the words",
@@ -34,15 +36,15 @@ NEXT = {
 }
 
 
-def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int) -> Reduction:
+def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> Reduction:
     """Have the sites agree on the words of a rule, unless the run has begun after that; returns the run's reduction.
 
     Sums of the agreement are masked whatever the run's own are, over all sites. Masks of the run are among sites that
-    heard the same end of it.
+    heard the same end of it. `tell` gets the line of each step.
     """
     folder, reduction = coordinator.folder / FOLDER, plan.reduction
     if not any(journal(coordinator.folder).path.exists() for journal in (Journal, ArrivalsJournal)):
-        _agree(coordinator, folder, rule, plan, seed)
+        _agree(coordinator, folder, rule, plan, seed, tell)
     if not reduction.hides_uploads:
         return reduction
     agreed = Journal(folder).load()
@@ -54,7 +56,7 @@ def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: i
     return bound_to(words_context_of(agreed.model["documents"], agreed.model["n_documents"][0]), reduction)
 
 
-def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, seed: int) -> None:
+def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> None:
     parties, run = len(coordinator.transport.names()), coordinator.name
     if run.endswith(SUFFIX) or not RUN.fullmatch(f"{run}{SUFFIX}"):
         raise ParameterError(
@@ -83,10 +85,10 @@ def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, s
     agreement: Any = rule.rounds
     words = replace(coordinator, folder=folder, name=f"{run}{SUFFIX}")
     for done in words.rounds(agreement, Schedule(MOST_EXCHANGES, seed), masks, require_enough):
-        note_step(folder / STEPS, done)
+        tell(note_step(folder / STEPS, done))
 
 
-def note_step(path: Path, done: Round) -> None:
+def note_step(path: Path, done: Round) -> dict[str, Any]:
     """Write the line of a step, which is on the disk already.
 
     A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
@@ -106,3 +108,4 @@ def note_step(path: Path, done: Round) -> None:
         file.seek(content.rfind(b"\n") + 1)
         file.truncate()
         file.write(json.dumps(line).encode() + b"\n")
+    return line
