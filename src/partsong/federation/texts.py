@@ -22,12 +22,7 @@ from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.write import replacing
 from partsong.secure_aggregation.crypto import fingerprint
 from partsong.secure_aggregation.messages import Roster
-from partsong.topics.agreement.protocol import (
-    MOST_EXCHANGES,
-    Candidate,
-    agreed_vocabulary,
-    masks_for_words,
-)
+from partsong.topics.agreement.protocol import MOST_EXCHANGES, Candidate, agreed_vocabulary, masks_for_words
 from partsong.topics.agreement.tables import HeldWords
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import Vocabulary, Weighing, inverse_frequencies

@@ -61,7 +61,6 @@ class Remote:
         self._silent: dict[str, int] = {}
         self._unheard: Unheard = {}
         self._reasons: dict[str, PartsongError] = {}
-        self._seen: dict[str, Message] = {}
 
     @property
     def layout(self) -> Layout:
@@ -132,7 +131,6 @@ class Remote:
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
         if found is None and is_kept and not served.is_again:
             self._journal.decide(self._attempt, ask.phase, answers, unheard)
-        self._seen = dict(answers.messages)
         return served
 
     def _answers(self, ask: Ask) -> tuple[Answers, Unheard]:
@@ -182,8 +180,7 @@ class Remote:
         """There is no collective operation between sites."""
 
     def seen(self) -> Mapping[str, Message]:
-        seen, self._seen = self._seen, {}
-        return seen
+        return {}  # a coordinator records no traffic
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, object]:
         """Write the run with this round, which is over then."""

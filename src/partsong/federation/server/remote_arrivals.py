@@ -16,16 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partsong.core.interfaces import (
-    Arrival,
-    AsyncCheckpoint,
-    Layout,
-    Message,
-    Program,
-    Round,
-    State,
-    WorkItem,
-)
+from partsong.core.interfaces import Arrival, AsyncCheckpoint, Layout, Message, Program, Round, State, WorkItem
 from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
