@@ -96,10 +96,10 @@ def test_traffic_is_recorded(told, parts, tmp_path):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--solver", "mu"], "single file"),
+        (["--solver", "mu"], "for one table"),
         (["--max-iter", 5], "--rounds"),
         (["--weights", "W.csv"], "transform"),
-        (["--label", "site"], "single file"),
+        (["--label", "site"], "for one table"),
         (["--method", "exac"], "Did you mean 'exact'"),
         (["--record"], "--run-folder"),
     ],

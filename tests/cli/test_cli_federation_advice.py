@@ -58,7 +58,7 @@ def test_a_command_that_a_text_names_can_be_given_as_it_is_printed(module, line)
 
 def test_there_are_such_commands():
     found = {module for module, _ in named_commands()}
-    assert {"consistency.py", "service.py", "texts.py", "server.py"} <= found
+    assert {"consistency.py", "site_folder.py", "texts.py", "server.py"} <= found
 
 
 @pytest.mark.parametrize(

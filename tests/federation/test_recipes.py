@@ -21,8 +21,7 @@ from partsong.aggregation.server_update import Relaxation
 from partsong.core.interfaces import Layout, Schedule
 from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, ParameterError, SiteRefused
-from partsong.federation.experiment import Experiment
-from partsong.federation.method_keys import ADVICE, METHODS, NOT_BETWEEN_SITES
+from partsong.federation.experiment import ADVICE, METHODS, NOT_BETWEEN_SITES, Experiment
 from partsong.federation.policy import Policy
 from partsong.methods import build
 from partsong.methods.averaging import Consensus, Overwrite

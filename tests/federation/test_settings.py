@@ -217,6 +217,6 @@ def test_every_refusal_is_explained():
     used = set(re.findall(r'(?:Denied|Refusal)\(\s*"([a-z-]+)"', source))
     assert len(used) > 10
     assert used <= CODES.keys()
-    for code, meaning in CODES.items():
+    for code, (meaning, _) in CODES.items():
         assert f"| `{code}`" in page
         assert meaning in page

@@ -14,9 +14,9 @@ from partsong.core.interfaces import Message
 from partsong.errors import FileError, ParameterError, PartsongError
 from partsong.federation.chain import Chain
 from partsong.federation.columns import TELL, Correspondent
-from partsong.federation.experiment import Experiment
+from partsong.federation.experiment import Experiment, RunRequest
 from partsong.federation.ledger import Bounds, Cost, SiteLedger
-from partsong.federation.policy import Policy, PrivacyBudget, RunRequest
+from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder

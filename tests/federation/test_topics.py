@@ -19,8 +19,8 @@ import partsong
 from partsong.core.interfaces import Schedule
 from partsong.engines.rounds import sample_participants
 from partsong.errors import FormatError, ParameterError, SiteRefused, TooFewParties
+from partsong.federation.experiment import METHODS as NAMED
 from partsong.federation.experiment import Experiment
-from partsong.federation.method_keys import METHODS as NAMED
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.results import save_topic_result
 from partsong.federation.transports.base import InProcess, Lost

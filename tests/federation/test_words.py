@@ -23,7 +23,7 @@ from partsong import FederatedTopicModel
 from partsong.core.interfaces import Message
 from partsong.errors import DataError, ParameterError, PartyError, SiteLost, SiteRefused
 from partsong.federation.chain import Chain
-from partsong.federation.columns import Names, Wanted, hashed, labels_of
+from partsong.federation.columns import find_columns, hashed, labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.server.state import Journal
@@ -31,7 +31,7 @@ from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.site.state import RunFolder
-from partsong.federation.text_rule import TextRule, WordsTable
+from partsong.federation.text_rule import TextRule
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
 from partsong.topics.shared_vocabulary import prepare
@@ -454,9 +454,9 @@ def test_sites_that_do_not_wait_for_each_other_agree_on_words_as_well(tmp_path):
 def test_a_word_is_in_no_reason_of_a_refusal(finished):
     """Where a server leaves a column out, or asks for names as if one were missing."""
     federation, _, _ = finished
-    wanted = Wanted(hashed(SHARED[1:], "run-1", b"key"), "run-1")
+    wanted = hashed(SHARED[1:], "run-1", b"key")
     with pytest.raises(Denied, match="0 columns are missing here, 1 are here") as caught:
-        Names(SHARED, b"key", are_secret=True).order(wanted)
+        find_columns(wanted, SHARED, "run-1", b"key", are_secret=True)
     assert caught.value.refusal == Refusal("columns", {"missing": 0, "extra": 1})
     ask = Request("east", Nonce("run-1", kind=Kind.NAMES)).written()
     assert code_of(federation.site("east").answer(ask)) == "names"
@@ -487,14 +487,15 @@ def test_a_lost_word_of_an_error_is_not_logged(tmp_path, monkeypatch):
 
 def test_the_rule_has_the_names_and_defaults_of_the_estimator():
     told = inspect.signature(FederatedTopicModel).parameters | inspect.signature(Words).parameters
-    assert {one.name for one in fields(WordsTable)} <= told.keys()
+    assert {one.name for one in fields(TextRule)} <= told.keys()
     for method in ("exact", "fedlda"):
         rule = TextRule.from_table({}, method)
         assert rule.words == Words()
         assert (rule.rule.min_documents, rule.rule.max_share) == (told["min_documents"].default, 1.0)
-        assert (rule.rule.min_parties, rule.rule.max_words, rule.min_parties) == (None, None, 2)
+        assert (rule.max_words, rule.min_parties) == (None, 2)
         assert rule.weighting == ("counts" if method == "fedlda" else "tfidf")
-    for name in ("min_documents", "min_parties", "max_share", "max_words", "longest_word", "language"):
+    assert told["min_parties"].default is None, "which means 2"
+    for name in ("min_documents", "max_share", "max_words", "longest_word", "language"):
         assert TextRule.from_table({name: told[name].default}, "exact") == TextRule.from_table({}, "exact")
 
 

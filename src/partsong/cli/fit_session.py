@@ -233,6 +233,8 @@ def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Esti
             **sketch,
             **common,
         )
+    if "rounds" in given and options.rounds != 1 and methods.method(options.method).is_one_shot:
+        raise typer.BadParameter(f"{options.method} exchanges once: it has one round.", param_hint="--rounds")
     return FederatedNMF(
         method=options.method,
         rounds=options.rounds,

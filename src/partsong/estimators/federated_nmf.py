@@ -452,10 +452,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """Refuse all that can be refused without data; return when to stop."""
         options = self._options()
         require_method(self.method, options)
-        if isinstance(self.method, str):
-            methods.method(self.method).build(Problem(2, rounds=self._rounds()), options)
         if self.rounds is not None:
             whole_number("rounds", self.rounds)
+        if isinstance(self.method, str):
+            methods.method(self.method).build(Problem(2, rounds=self._rounds()), options)
         require_privacy(self.privacy, self.masked, self.method, options=options, time_budget=self.time_budget)
         one_of("faulty", self.faulty, FAULTY)
         plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
@@ -522,7 +522,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             asked["align"] = None
         asked |= {"method_options": options, "missing": settings.get("missing") or "refuse"}
         asked["privacy"] = privacy_from(settings.get("privacy"))
-        if "seed" in settings:
+        if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             asked |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
         bound = settings.get("masked_bound")
         asked["masked"] = (

@@ -252,7 +252,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             from partsong.solvers.game import game_from_file
 
             estimator.set_params(solver=game_from_file(settings))
-        if "seed" in settings:
+        if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             known = {name: settings[name] for name in ("n_components", "dtype")}
             estimator.set_params(random_state=settings["seed"], **known)
         estimator.alpha_W, estimator.alpha_H, estimator.l1_ratio = penalties_of(settings)

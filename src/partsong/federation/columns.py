@@ -15,18 +15,17 @@ import hmac
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from partsong.core.interfaces import Message
-from partsong.errors import FeatureError, ParameterError, PartyError
+from partsong.errors import FeatureError, ParameterError
 from partsong.federation.wire import Denied
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
-    KeyPair,
     derived,
     fingerprint,
     is_signed,
@@ -42,8 +41,8 @@ from partsong.secure_aggregation.messages import Roster, as_array
 # ---- columns ----------------------------------------------------------------------------------------------------
 
 HASH_BYTES = 16
-SAME, COMMON = RULES = ("same", "common")
-"""All sites need the same columns; or those are taken that all have."""
+SAME = "same"
+"""All sites need the same columns; under any other rule, those are taken that all have."""
 ONE_NAME = "have the same name, once letters with marks are written in one way (Unicode NFC). Rename one of them."
 
 
@@ -54,7 +53,11 @@ def hashed(names: Sequence[str], run: str, key: bytes = b"") -> Any:
         raise Denied("data", f"Columns {same[0] + 1} and {same[1] + 1} of those that may leave {ONE_NAME}")
     written = [unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass") for name in names]
     rows = [hashlib.blake2b(name, digest_size=HASH_BYTES, key=key, salt=salt).digest() for name in written]
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), HASH_BYTES)
+    return _as_rows(rows)
+
+
+def _as_rows(hashes: Sequence[bytes]) -> Any:
+    return np.frombuffer(b"".join(hashes), np.uint8).reshape(len(hashes), HASH_BYTES)
 
 
 def twins(names: Sequence[str]) -> tuple[int, int] | None:
@@ -111,69 +114,57 @@ def labels_of(hashes: Any, run: str, public: Sequence[str] = ()) -> tuple[str, .
     return tuple(known.get(row, f"#{row.hex()}") for row in listed(hashes))
 
 
-def agreed(offers: Mapping[str, Any], rule: str) -> Any:
+def agreed(offers: Mapping[str, Any], rule: str, *, leaves_out: bool = False) -> Any:
     """The hashes that all sites are to work on: the columns of the most sites, or those that all have.
 
-    In the order of the first site that has them. Sites that do not fit find out at the start, each for itself.
+    In the order of the first site that has them. Sites that do not fit find out at the start, each for itself. Where
+    a single one keeps the others from having a column in common, it can be left out.
     """
     by_site = {name: listed(hashes) for name, hashes in sorted(offers.items())}
     if rule == SAME:
         usual = Counter(frozenset(rows) for rows in by_site.values()).most_common(1)[0][0]
         wanted = next(rows for rows in by_site.values() if frozenset(rows) == usual)
     else:
-        everybody = set.intersection(*map(set, by_site.values()))
+        everybody = _common(by_site.values())
         wanted = [row for row in next(iter(by_site.values())) if row in everybody]
     if not wanted:
-        raise FeatureError("No column is held by all sites. Compare the names at two of them.")
-    return np.frombuffer(b"".join(wanted), np.uint8).reshape(len(wanted), HASH_BYTES)
+        others = {name: [rows for other, rows in by_site.items() if other != name] for name in by_site}
+        odd = [name for name, rest in others.items() if len(rest) > 1 and _common(rest)]
+        if leaves_out and len(odd) == 1:
+            return agreed({name: hashes for name, hashes in offers.items() if name not in odd}, rule)
+        hint = f" Without {' or '.join(map(repr, odd))} the others have some." if odd else ""
+        raise FeatureError(f"No column is held by all of {', '.join(by_site)}.{hint} Compare the names at two of them.")
+    return _as_rows(wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The agreed columns as a site hears of them, and how they were agreed on."""
-
-    hashes: Any
-    run: str
-    rule: str = SAME
+def _common(listings: Iterable[Sequence[bytes]]) -> set[bytes]:
+    return set.intersection(*map(set, listings))
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Columns of a site that may leave, and the key that they are hashed with.
+def find_columns(
+    wanted: Any, own: Sequence[str], run: str, key: bytes = b"", *, rule: str = SAME, are_secret: bool = False
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Where the agreed columns are among a site's own, and the names of those that are not among them.
 
-    `are_secret`: they are words of texts, and are in no reason of a refusal either.
+    A site that lacks some finds the beginnings of their hashes in its log, and then their names, from another site
+    (`naming`). Only their number leaves. `are_secret`: names are words of texts, and are in no reason of a refusal.
     """
-
-    own: Sequence[str]
-    key: bytes = b""
-    are_secret: bool = False
-
-    def order(self, wanted: Wanted) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Where the agreed columns are among its own, and the names of those that are not among them.
-
-        A site that lacks some finds the beginnings of their hashes in its log, and then their names, from another site
-        (`naming`). Only their number leaves.
-        """
-        rows = listed(wanted.hashes)
-        taken = set(rows)
-        places = {row: at for at, row in enumerate(listed(hashed(self.own, wanted.run, self.key)))}
-        missing = [row for row in rows if row not in places]
-        unused = tuple(self.own[at] for row, at in places.items() if row not in taken)
-        extra = unused if wanted.rule == SAME else ()
-        if missing or extra:
-            counts = {"missing": len(missing), "extra": len(extra)}
-            if self.are_secret:
-                told = [f"{len(missing)} columns are missing here, {len(extra)} are here and not at most others"]
-            else:
-                told = [_told_missing(missing)] if missing else []
-                told += [f"{name} is here and not at most others" for name in extra]
-            raise Denied("columns", f"{'; '.join(told)}.", counts)
+    rows = listed(wanted)
+    taken = set(rows)
+    places = {row: at for at, row in enumerate(listed(hashed(own, run, key)))}
+    missing = [row for row in rows if row not in places]
+    unused = tuple(own[at] for row, at in places.items() if row not in taken)
+    extra = unused if rule == SAME else ()
+    if not missing and not extra:
         return tuple(places[row] for row in rows), unused
-
-
-def _told_missing(rows: Sequence[bytes]) -> str:
-    hashes = ", ".join(f"#{row.hex()[:8]}" for row in rows)
-    return f"{hashes}: missing here, or not let out. Names follow, if another site tells them (tell_names)"
+    if are_secret:
+        told = [f"{len(missing)} columns are missing here, {len(extra)} are here and not at most others"]
+    else:
+        told = [f"{name} is here and not at most others" for name in extra]
+        if missing:
+            hashes = ", ".join(f"#{row.hex()[:8]}" for row in missing)
+            told.insert(0, f"{hashes}: missing here, or not let out. Names follow, if another site tells (tell_names)")
+    raise Denied("columns", f"{'; '.join(told)}.", {"missing": len(missing), "extra": len(extra)})
 
 
 # ---- naming -----------------------------------------------------------------------------------------------------
@@ -187,8 +178,7 @@ def _told_missing(rows: Sequence[bytes]) -> str:
 #
 # Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's. The length
 # of a letter follows from how many of the names asked for were found at the telling site, which the server so learns
-# (256
-# bytes for each, and for one more); it is doubled until longer names fit, and tells nothing else of them.
+# (256 bytes for each, and for one more); it is doubled until longer names fit, and tells nothing else of them.
 
 ASK, TELL, READ = range(3)
 """Phases."""
@@ -209,48 +199,36 @@ class Correspondent:
 
     def asks(self) -> Message:
         """Its key, signed, with a proof that it knows the shared key."""
-        self._require_roster()
+        self._pinned()
         public = public_key(self._private())
         signed = {"key": as_array(public), "signature": as_array(self._signed("key", public))}
         return Message({**signed, "proof": as_array(self._proof(self.name, public))})
 
     def tells(self, other: str, letter: Message, own: Sequence[str]) -> Message:
         """The names behind some hashes, as far as they may leave, so that the other alone can read them."""
-        self._require_roster()
-        theirs = self._verified("key", other, letter, "key")
+        theirs = self._verified("key", other, letter)
         proof = np.asarray(letter.arrays.get("proof", np.zeros(1))).tobytes()
         if not hmac.compare_digest(proof, self._proof(other, theirs)):
             raise Denied("shared-key", f"{other!r} asks for names, and does not know the shared key of this site.")
         known = dict(zip(listed(hashed(own, self.run, self.shared)), own, strict=True))
         names = [known[row] for row in listed(letter["columns"]) if row in known]
         text = _padded(names)
-        fresh = self._own_key(other, theirs, text)
-        try:
-            secret = agreed_secrets(fresh.private, {other: theirs})[other]
-        except PartyError as error:
-            raise Denied("protocol", str(error)) from error
-        sealed = seal(self._sealing(secret, self.name, other, fresh.public), text)
-        body = fresh.public + sealed
+        # Another key for each text and reader, and the same for the same one, so that a request gets the same bytes.
+        own_key = signing_key(self.secret, self.name)
+        private = derived(own_key, "partsong column names", "letter", self.run, other, theirs, fingerprint(text))
+        fresh, secret = public_key(private), agreed_secrets(private, {other: theirs})[other]
+        body = fresh + seal(self._sealing(secret, self.name, other, fresh), text)
         return Message({"letter": as_array(body), "signature": as_array(self._signed("letter", body))})
 
     def reads(self, other: str, letter: Message) -> list[str]:
         """What another site has told."""
-        self._require_roster()
-        body = self._verified("letter", other, letter, "letter")
+        body = self._verified("letter", other, letter)
         fresh, sealed = body[:KEY_BYTES], body[KEY_BYTES:]
         secret = agreed_secrets(self._private(), {other: fresh})[other]
         text = unseal(self._sealing(secret, other, self.name, fresh), sealed)
         if text is None:
             raise Denied("protocol", f"What {other!r} has told cannot be opened.")
         return [str(name) for name in json.loads(text)]
-
-    def _own_key(self, other: str, theirs: bytes, text: bytes) -> KeyPair:
-        """A key for one letter: another for each text and reader, and the same for the same one, so that the same
-        request gets the same bytes.
-        """
-        own = signing_key(self.secret, self.name)
-        private = derived(own, "partsong column names", "letter", self.run, other, theirs, fingerprint(text))
-        return KeyPair(private, public_key(private))
 
     def _private(self) -> bytes:
         return derived(signing_key(self.secret, self.name), "partsong column names", self.run)
@@ -268,9 +246,9 @@ class Correspondent:
     def _signed(self, what: str, body: bytes) -> bytes:
         return sign(signing_key(self.secret, self.name), self._statement(what, self.name, body))
 
-    def _verified(self, what: str, other: str, letter: Message, array: str) -> bytes:
-        roster = self.roster or {}
-        body, signature = (np.asarray(letter[one]).tobytes() for one in (array, "signature"))
+    def _verified(self, what: str, other: str, letter: Message) -> bytes:
+        roster = self._pinned()
+        body, signature = (np.asarray(letter[array]).tobytes() for array in (what, "signature"))
         if other not in roster or not is_signed(roster[other], signature, self._statement(what, other, body)):
             raise Denied("protocol", f"The {what} of {other!r} has not the signature that the roster knows.")
         return body
@@ -278,9 +256,10 @@ class Correspondent:
     def _statement(self, what: str, party: str, body: bytes) -> bytes:
         return fingerprint("partsong column names", what, self.run, party, body)
 
-    def _require_roster(self) -> None:
+    def _pinned(self) -> Roster:
         if self.roster is None:
             raise Denied("roster", "Names of columns are told only among parties of a pinned roster.")
+        return self.roster
 
 
 def _padded(names: Sequence[str]) -> bytes:
@@ -294,5 +273,4 @@ def _padded(names: Sequence[str]) -> bytes:
 def missing_at(offered: Any, wanted: Any) -> Any:
     """The hashes of the agreed columns that a site has not offered."""
     own = set(listed(offered))
-    rows = [row for row in listed(wanted) if row not in own]
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1) if rows else np.empty((0, 16), np.uint8)
+    return _as_rows([row for row in listed(wanted) if row not in own])

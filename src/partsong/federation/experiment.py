@@ -14,31 +14,66 @@ from msgspec import Meta
 from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Program, Reduction, Schedule
-from partsong.core.parameters import read_toml
+from partsong.core.parameters import nearest, read_toml
 from partsong.errors import ParameterError
 from partsong.estimators.parties import require_privacy
 from partsong.estimators.validation import stop_of
-from partsong.federation.method_keys import (
-    ADVICE,
-    METHOD_KEYS,
-    METHODS,
-    ONLY_TEXTS,
-    PARTICIPATION,
-    check_options,
-    check_topic_privacy,
-    require_method,
-)
 from partsong.federation.participation import DrawnSchedule, drawn, masks_over
-from partsong.federation.policy import RunRequest
 from partsong.federation.text_rule import TextRule
 from partsong.federation.toml_files import FINITE, Positive, parse_table, read_table, require_known
 from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
-from partsong.methods.registry import Problem
+from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
+
+METHODS = tuple(dict.fromkeys((*methods.names(), *methods.names(methods.TEXTS))))
+"""All that an experiment can name, and a site can allow."""
+
+ONLY_TEXTS = tuple(name for name in METHODS if methods.PARTIES not in methods.TABLE[name].tasks)
+"""Methods of topics alone."""
+
+METHOD_KEYS = tuple(dict.fromkeys(name for method in METHODS for name in methods.TABLE[method].parameters))
+"""Options of methods."""
+
+NEEDS_COLUMNS = (
+    "needs columns of everybody's rows at every party, which sites must not have: it is for the machines of one owner "
+    '(partsong fit DATA -k 10 --engine mpi --method dsanls). Take "secure-dsanls", which needs rows alone, or "exact"'
+)
+
+NOT_BETWEEN_SITES: Mapping[str, str] = {
+    "row-private": 'is method = "exact" with a table privacy whose unit is "row"',
+    "party-private": 'is one of the methods that send H with a table privacy whose unit is "party"',
+    **{name: NEEDS_COLUMNS for name in methods.TABLE if name not in METHODS},
+}
+"""Programs that are no method of an experiment -> why, and what to take."""
+
+ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("n_topics", "n_components"), "Did you mean 'rank', as it is called here?"),
+    **dict.fromkeys(("steps", "repeats"), "Did you mean 'local_steps', as it is called here?"),
+    "random_state": "Did you mean 'seed', as it is called here?",
+    "fraction": "Did you mean 'participation', as it is called here?",
+    "play": "Did you mean 'order', as it is called here?",
+    "dimension": "Did you mean 'sketch_dimension', as it is called here?",
+    "is_guarded": "How many sketches of its rows a site may send is not for an experiment to say: after "
+    "⌊(n_p − 1)/d⌋ of them it refuses.",
+    "budget": "Of how many rows all sites together have, a site knows only what the server says: sketches are counted "
+    'against its own rows, as budget="own" does.',
+}
+"""Names that estimators, programs and the command line have, and an experiment has not -> what to do."""
 
 SHARED = ("local_steps", "align", "start")
 """Options of methods that every experiment has, if only as none."""
 ENDS = ("time_budget", "tol")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What an experiment asks of a site: method, rank, rounds, the number of parties in a sum, masks."""
+
+    recipe: str
+    rank: int
+    rounds: int
+    parties: int
+    masked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +98,8 @@ class Experiment:
     largest number that a party adds to a masked sum. In an asynchronous run (`is_asynchronous`), a round is as many
     arrivals as there are sites; such a run also ends after `time_budget` seconds, or once the arrivals of a round have
     moved H by at most `tol` of its norm. `words`: sites hold texts, and agree on words by this rule before the first
-    round; None: they hold tables. `options`: further parameters of the method, and `participation` for topics. In a
-    file they stand beside the other keys.
+    round; None: they hold tables. `participation`: C, the share of sites that are drawn for each round, for methods of
+    topics. `options`: further parameters of the method; in a file they stand beside the other keys.
     """
 
     method: str
@@ -82,11 +117,16 @@ class Experiment:
     time_budget: float | None = None
     tol: float = 0.0
     words: Mapping[str, Any] | None = None
+    participation: Annotated[float, Meta(gt=0, le=1)] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_method(self.method)
+        if why := NOT_BETWEEN_SITES.get(self.method.replace("_", "-")):
+            raise ParameterError(f"{self.method!r} {why}.")
+        if self.method not in METHODS:
+            raise ParameterError(f"method is {self.method[:60]!r}. {nearest(self.method, METHODS)}")
         self._check_ends()
+        self._check_options()
         if self.privacy:
             parse_table(self.privacy, PrivacyTable, "privacy")
         if self.text_rule is not None and self.privacy:
@@ -94,13 +134,38 @@ class Experiment:
                 "Sites agree on words by sums without noise, so that no budget could be promised for a run over texts. "
                 "Leave the table privacy out, or run over tables of counts whose columns are public."
             )
-        method = methods.method(self.method)
-        check_options(method, {**self._own_options, **self.options})
         if self.is_of_topics:
-            check_topic_privacy(method, self.options, privacy=self.privacy, masked=self.masked)
+            self._check_topics()
         else:
             require_privacy(self.promise, self.masked, self.method, options=self._own_options, time_budget=None)
-        method.build(Problem(self.rank, rounds=self.rounds), self._own_options)
+        methods.method(self.method).build(Problem(self.rank, rounds=self.rounds), self._own_options)
+
+    def _check_options(self) -> None:
+        """Refuse options that the method does not take, and values that they cannot have."""
+        own = self._own_options
+        if self.participation is not None and not self.is_of_topics:
+            takers = ", ".join(ONLY_TEXTS)
+            raise ParameterError(f"participation is for {takers}; the method is {self.method!r}. Leave it out.")
+        if self.method == "exact" and "sweeps" in own:
+            raise ParameterError('The sweeps of "exact" are its local_steps: give these.')
+        methods.method(self.method).parse(own)
+        critic = [name for name in ("critic", "mi_gradient", "critic_rate") if name in own]
+        if critic and own.get("strength") == 0:
+            raise ParameterError(f"With strength = 0 there is no critic: leave {' and '.join(critic)} out.")
+
+    def _check_topics(self) -> None:
+        """Refuse, for a method of topics, privacy without a theorem, and masks that would hide nothing."""
+        if self.privacy:
+            raise ParameterError(
+                f"There is no theorem on what noise would hide in uploads of {self.method}, and no budget is promised "
+                f'for them. Take method = "exact" with unit = "row", or one of {", ".join(private_methods("party"))} '
+                'with unit = "party"; or leave the table privacy out.'
+            )
+        if self.masked and methods.method(self.method).constant_sums and self.fraction < 1:
+            raise ParameterError(
+                f"Sums of {self.method} over other sites each time differ by the words of single sites, and masks "
+                "would hide nothing. Take participation = 1, or another method."
+            )
 
     def _check_ends(self) -> None:
         stop_of(self.tol, self.time_budget)
@@ -122,13 +187,14 @@ class Experiment:
 
     @staticmethod
     def read(path: Path) -> Experiment:
-        """Load an experiment.toml."""
         return Experiment.from_table(read_table(path, Experiment), str(path))
 
     def told(self) -> dict[str, Any]:
         """Plain values for a message. How faults are handled, and when a run ends early, stays at the server."""
-        kept_back = ("faulty", "options", *ENDS, *(() if self.words is not None else ("words",)))
-        plain = {name: value for name, value in asdict(self).items() if name not in kept_back}
+        plain = {name: value for name, value in asdict(self).items() if name not in ("faulty", "options", *ENDS)}
+        for name in ("words", "participation"):  # which older versions do not know
+            if plain[name] is None:
+                del plain[name]
         return plain | dict(self.options)
 
     @property
@@ -144,14 +210,13 @@ class Experiment:
     @property
     def fraction(self) -> float:
         """C, the share of sites that are drawn for each round."""
-        return float(self.options.get(PARTICIPATION, 1.0))
+        return 1.0 if self.participation is None else float(self.participation)
 
     @property
     def _own_options(self) -> dict[str, Any]:
         """Options of the method itself."""
         shared = {name: getattr(self, name) for name in SHARED}
-        given = {name: value for name, value in shared.items() if value is not None}
-        return given | {name: value for name, value in self.options.items() if name != PARTICIPATION}
+        return {name: value for name, value in shared.items() if value is not None} | dict(self.options)
 
     @property
     def text_rule(self) -> TextRule | None:

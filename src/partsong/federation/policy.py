@@ -6,35 +6,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from unicodedata import normalize
 
 from msgspec import Meta
 
 from partsong.errors import ParameterError
-from partsong.federation.method_keys import METHODS
+from partsong.federation.experiment import METHODS, RunRequest
+from partsong.federation.text_rule import TextRule
 from partsong.federation.toml_files import FINITE, Count, Positive, load_toml, one_of, parse_table
 from partsong.federation.wire import Denied
 from partsong.privacy.accounting import check_budget
 from partsong.privacy.exposure import LIMITS, Exposure
 from partsong.privacy.spending import USUAL_DELTA
 
-if TYPE_CHECKING:
-    from partsong.federation.text_rule import TextRule
-
 UNNAMED = tuple(name for name in METHODS if name != "secure-dsanls")
 """Allowed where a site names none. Sketches of two open runs by `secure-dsanls` determine rows: it must be named."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What an experiment asks of a site: method, rank, rounds, the number of parties in a sum, masks."""
-
-    recipe: str
-    rank: int
-    rounds: int
-    parties: int
-    masked: bool
 
 
 @dataclass(frozen=True, slots=True)

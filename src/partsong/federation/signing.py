@@ -93,8 +93,6 @@ class Way:
 
 # ---- sealed -----------------------------------------------------------------------------------------------------
 
-UNSIGNED = "unsigned"
-
 
 @dataclass(frozen=True, slots=True)
 class Signed:
@@ -111,7 +109,6 @@ class Signed:
             raise ParameterError(f"No key is known of {', '.join(unknown)}. Admit their cards first.")
 
     def names(self) -> tuple[str, ...]:
-        """Those of the transport."""
         return self.transport.names()
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
@@ -121,13 +118,11 @@ class Signed:
         return {name: self._opened(name, sent[name], reply) for name, reply in replies.items() if name in sent}
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Sign requests, and hand them over."""
         sent = self._signed(requests)
         self.out.update(sent)
         self.transport.push(sent, timeout)
 
     def arrived(self, timeout: float) -> Heard | None:
-        """The next reply, opened."""
         heard = self.transport.arrived(timeout)
         if heard is None:
             return None
@@ -135,7 +130,6 @@ class Signed:
         return name, self._opened(name, self.out.pop(name, b""), reply)
 
     def recall(self) -> Mapping[str, Lost]:
-        """As the transport does."""
         self.out.clear()
         return self.transport.recall()
 
@@ -169,7 +163,7 @@ class SignedSite:
         try:
             request = Way("request", self.name).opened(self.coordinator, data)
         except FormatError as error:
-            reply = self.refuse(UNSIGNED, str(error))
+            reply = self.refuse("unsigned", str(error))
         else:
             reply = self.answer(request)
         return Way("reply", self.name, identity(data)).signed(self.sign, reply)
@@ -186,13 +180,11 @@ def identity(request: bytes) -> str:
 #
 # context = SHA-256(experiment, hashes of columns, layout), each as the start of a run tells it
 # over texts, before that: SHA-256(df, n), in how many documents of all sites each agreed word is, and how many there
-# are,
-#                          as the end of the agreement on words has told; weights of words follow from it
+# are, as the end of the agreement on words has told; weights of words follow from it
 #
 # It goes into the settings that parties sign in the set-up of masks. A server that tells one site another experiment,
 # other columns or other frequencies of words, so that its part of a sum stands out against those of others, gets no
-# sum:
-# the signatures do not fit.
+# sum: the signatures do not fit.
 
 
 def context_of(experiment: Mapping[str, Any], columns: Any, layout: Layout) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
 from partsong.federation.toml_files import Positive, parse_table
-from partsong.topics.agreement.protocol import DONE, Count, VocabularyAgreement
+from partsong.topics.agreement.protocol import VocabularyAgreement
 from partsong.topics.fitting import weighting_of
 from partsong.topics.shared_vocabulary import AGREE, LONGEST, WordRule
 from partsong.topics.tokenizer import Words
@@ -18,30 +18,16 @@ from partsong.topics.vocabulary import TFIDF, Vocabulary, Weighing
 
 
 @dataclass(frozen=True, slots=True)
-class WordRounds(VocabularyAgreement):
-    """The agreement as a program of a federation, which ends itself. It has no factor: its rank is 0."""
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    def components(self, server: Count) -> Any:
-        return np.zeros((0, 0))
-
-    @staticmethod
-    def is_over(server: Count) -> bool:
-        return server.step.stage == DONE
-
-
-@dataclass(frozen=True, slots=True)
-class WordsTable:
+class TextRule:
     """The keys of [words], with the names and defaults of `FederatedTopicModel`.
 
-    There is no key for a pattern: sites do not run expressions that a server sends.
+    Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_share`
+    of all documents are dropped, and the `max_words` most frequent ones are kept. `weighting`: what a word weighs, by
+    default what the method takes. There is no key for a pattern: sites do not run expressions that a server sends.
     """
 
     min_documents: Positive = 1
-    min_parties: Positive | None = None
+    min_parties: Positive = 2
     max_words: Positive | None = None
     max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     longest_word: Positive = LONGEST
@@ -52,65 +38,50 @@ class WordsTable:
     lower: bool = True
     strip_accents: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class TextRule:
-    """Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_share` of all
-    documents are dropped, and the `max_words` most frequent ones are kept. `words`: what a word is. `weighting`: what
-    it weighs.
-    """
-
-    rule: WordRule
-    words: Words
-    weighting: str
+    def __post_init__(self) -> None:
+        _ = self.rule, self.words  # which check what goes beyond types
 
     @staticmethod
     def from_table(table: Any, method: str) -> TextRule:
         """Parse the table of an experiment with that method."""
-        found = parse_table(table, WordsTable, "words")
-        limits = found.min_documents, found.min_parties, found.max_words, found.max_share, found.longest_word
-        language = Words(
-            found.language,
-            found.stop_words,
-            shortest=found.shortest,
-            lower=found.lower,
-            strip_accents=found.strip_accents,
+        found = parse_table(table, TextRule, "words")
+        return replace(found, weighting=weighting_of(found.weighting, method))
+
+    @property
+    def rule(self) -> WordRule:
+        """Which words are kept."""
+        limits = self.min_documents, self.min_parties, self.max_words, self.max_share, self.longest_word
+        return WordRule(AGREE, *limits)
+
+    @property
+    def words(self) -> Words:
+        """What a word is."""
+        return Words(
+            self.language,
+            self.stop_words,
+            shortest=self.shortest,
+            lower=self.lower,
+            strip_accents=self.strip_accents,
         )
-        return TextRule(WordRule(AGREE, *limits), language, weighting_of(found.weighting, method))
 
     @property
-    def min_documents(self) -> int:
-        """Least number of documents at each site."""
-        return self.rule.min_documents
-
-    @property
-    def min_parties(self) -> int:
-        """Least number of sites; 2 by default."""
-        return 2 if self.rule.min_parties is None else self.rule.min_parties
-
-    @property
-    def rounds(self) -> WordRounds:
+    def rounds(self) -> VocabularyAgreement:
         """The program by which sites agree on the words."""
-        return WordRounds(self.min_documents, self.min_parties, longest=self.rule.longest_word)
+        return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.longest_word)
 
     @property
     def told(self) -> str:
         """The rule as one text, equal at all sites that were asked for the same."""
-        sizes = self.min_documents, self.min_parties, self.rule.max_words, self.rule.longest_word
-        rule = [*sizes, float(self.rule.max_share)]
+        rule = [self.min_documents, self.min_parties, self.max_words, self.longest_word, float(self.max_share)]
         return json.dumps([rule, self.weighting, self.words.to_json()])
 
     def n_kept(self, documents: Any, n_documents: int) -> int:
         """Count the agreed words that are kept, from their document frequencies, which is all that a server knows."""
-        few = int(np.count_nonzero(np.asarray(documents) <= float(self.rule.max_share) * max(1, n_documents)))
-        return few if self.rule.max_words is None else min(few, self.rule.max_words)
+        few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_share) * max(1, n_documents)))
+        return few if self.max_words is None else min(few, self.max_words)
 
     def weighing(self, agreed: Vocabulary) -> Weighing:
         """The words that are kept, and what they weigh."""
         kept = self.rule.pruned(agreed)
-        own = Vocabulary(kept.words)
-        return (
-            Weighing(self.words, own, kept.documents, kept.n_documents)
-            if self.weighting == TFIDF
-            else Weighing(self.words, own)
-        )
+        frequencies = (kept.documents, kept.n_documents) if self.weighting == TFIDF else ()
+        return Weighing(self.words, Vocabulary(kept.words), *frequencies)

@@ -15,19 +15,14 @@ from partsong.errors import DataError, ParameterError, PartsongError
 from partsong.federation.experiment import Experiment
 from partsong.federation.signing import words_context_of
 from partsong.federation.site.consent import roster_among
-from partsong.federation.site.plan import Build, Data, Plan, experiment_in
+from partsong.federation.site.plan import Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
 from partsong.federation.text_rule import TextRule
 from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.write import replacing
 from partsong.secure_aggregation.crypto import fingerprint
 from partsong.secure_aggregation.messages import Roster
-from partsong.topics.agreement.protocol import (
-    MOST_EXCHANGES,
-    Candidate,
-    agreed_vocabulary,
-    masks_for_words,
-)
+from partsong.topics.agreement.protocol import MOST_EXCHANGES, Candidate, agreed_vocabulary, masks_for_words
 from partsong.topics.agreement.tables import HeldWords
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import Vocabulary, Weighing, inverse_frequencies
@@ -35,10 +30,6 @@ from partsong.topics.vocabulary import Vocabulary, Weighing, inverse_frequencies
 if TYPE_CHECKING:
     from partsong.federation.site.service import Site
 
-
-# ---- word data --------------------------------------------------------------------------------------------------
-#
-# Texts of a site as what it works on: its words while sites agree on some, then how often it has the agreed ones.
 
 SUFFIX = ".words"
 """An agreement on words is a run of its own before the run that it is for, whose name it has with this at the end."""
@@ -73,49 +64,42 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldData(Data):
-    """A site's words; no name of any is told to anybody, nor written into a log."""
+class TextData(Data):
+    """What follows from texts: its columns are words, which are in no log, nor in an error."""
 
     @property
     def hides_names(self) -> bool:
-        """Words are in no log."""
         return True
 
     def run_of(self, name: str) -> str:
-        """The run that an agreement is for."""
-        return name.removesuffix(SUFFIX)
-
-    def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
-        """What the protocol asks for."""
-        return cast(Matrix, self.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class CountedData(Data):
-    """Rows of documents over agreed words (CSR, float64); `context`: by which masks are among sites that were told the
-    same frequencies of these words.
-    """
-
-    weighing: Weighing | None = field(repr=False, default=None)
-    context: str = ""
-
-    @property
-    def hides_names(self) -> bool:
-        """Words are in no log."""
-        return True
-
-    def run_of(self, name: str) -> str:
-        """With its agreement it is one run."""
+        """A run and its agreement are one."""
         return name.removesuffix(SUFFIX)
 
     def order(self, columns: Sequence[str]) -> tuple[int, ...]:
-        """Where these words are; the error does not name them."""
         places = {name: at for at, name in enumerate(self.columns)}
         missing = sum(name not in places for name in columns)
         if missing:
             told = f"{missing} of the agreed words are no longer those of this run."
             raise Denied("columns", told, {"missing": missing, "extra": 0})
         return tuple(places[name] for name in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldData(TextData):
+    """A site's words, for the agreement on words."""
+
+    def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
+        return cast(Matrix, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedData(TextData):
+    """Rows of documents over agreed words (CSR, float64); `context`: by which masks are among sites that were told the
+    same frequencies of these words.
+    """
+
+    weighing: Weighing | None = field(repr=False, default=None)
+    context: str = ""
 
 
 def run_key(key: bytes, run: str, roster: Roster) -> bytes:
@@ -168,8 +152,9 @@ def facing(site: Site, texts: Texts, request: Request) -> Site:
         _require_allowed(site, texts, rule)
     if run.endswith(SUFFIX):
         return _agreeing(site, texts, rule, run)
-    if request.nonce.kind is Kind.START:
-        _require_agreed_texts(site, texts, rule, run)
+    name = f"{run}{SUFFIX}"
+    if request.nonce.kind is Kind.START and (started := RunFolder(site.folder / "runs" / name).started()) is not None:
+        require_same(texts.held(rule, name, site.roster), started)  # these are the texts that words were agreed on over
     return _counting(site, texts, rule, told, run)
 
 
@@ -235,19 +220,14 @@ def _require_allowed(site: Site, texts: Texts, rule: TextRule) -> None:
 
 
 def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
-    """All parties are in every sum: two of them that differ by one would tell its words to whoever has the key."""
+    """The site in an agreement. All parties are in every sum, also where some of them are drawn for each round after
+    that: two sums that differ by one party would tell its words to whoever has the key.
+    """
     roster = roster_among(site.roster, RunFolder(site.folder / "runs" / run).started())
     policy = replace(site.policy, minimum_parties=max(site.policy.minimum_parties, len(roster or ())))
-    held = texts.held(rule, run, roster)
-    return replace(site, texts=None, data=held, policy=policy, roster=roster, build=_agreement_of(site, rule))
-
-
-def _agreement_of(site: Site, rule: TextRule) -> Build:
-    """The plan of an agreement, in the words of the experiment that it is for: what that asks for is looked at now. All
-    parties agree, also where some of them are drawn for each round after that.
-    """
 
     def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
+        """The plan of the agreement, for an experiment that the site would take part in."""
         plan = site.build(told, n_parties, roster)
         site.policy.require(plan.request, site.data.n_rows)
         site.policy.require_mask_bound(plan.mask_bound)
@@ -256,15 +236,7 @@ def _agreement_of(site: Site, rule: TextRule) -> Build:
         request, masks = replace(plan.request, parties=n_parties), masks_for_words(n_parties, roster)
         return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
 
-    return build
-
-
-def _require_agreed_texts(site: Site, texts: Texts, rule: TextRule, run: str) -> None:
-    """Refuse texts whose words are not those that sites have agreed over."""
-    name = f"{run}{SUFFIX}"
-    started = RunFolder(site.folder / "runs" / name).started()
-    if started is not None:
-        require_same(texts.held(rule, name, site.roster), started)
+    return replace(site, texts=None, data=texts.held(rule, run, roster), policy=policy, roster=roster, build=build)
 
 
 def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any], run: str) -> Site:

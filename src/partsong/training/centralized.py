@@ -244,7 +244,7 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
         if config.rank > min(matrix.shape):
             raise ParameterError(
                 f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
-                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use 'random'.",
+                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'.",
                 parameter="init",
             )
         fill = FILLS[init] * matrix.mean

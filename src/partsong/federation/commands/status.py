@@ -131,8 +131,9 @@ def _pinned(site: SiteFolder) -> Listed | None:
 
 
 def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
-    """What the ledger says; ε is None where releases do not add up to one. `policy` None: it is gone, no budget is
-    known, and ε is that of the usual δ.
+    """What the ledger says; ε is None where no release had noise, or where they do not add up to one promise.
+
+    `policy` None: it is gone, no budget is known, and ε is that of the usual δ.
     """
     from partsong.privacy.spending import USUAL_DELTA
 
@@ -143,7 +144,8 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
     except FormatError:
         return {**told, "releases": None, "releases_without_noise": None, "directions": None, "openings": []}
     with contextlib.suppress(CompositionError):
-        told["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
+        if books.promises:
+            told["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
     told |= {"releases": books.serial, "releases_without_noise": books.noiseless}
     told["directions"] = books.directions(0 if policy is None else policy.other_rows_since)
     told["directions"] += 0 if policy is None else policy.directions_before or 0

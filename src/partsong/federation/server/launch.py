@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Round
-from partsong.errors import FileError, ParameterError
+from partsong import methods
+from partsong.core.interfaces import Layout, Reducible, Round
+from partsong.engines.upload_checks import check_together
+from partsong.errors import CompositionError, ParameterError
+from partsong.estimators.validation import physical_memory
 from partsong.federation.columns import labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.locks import held
 from partsong.federation.server import words
-from partsong.federation.server.coordinator import AsyncCoordinator, Coordinator
-from partsong.federation.server.early_checks import out_of_memory, require_room, require_together
-from partsong.federation.server.progress import WAITING, Lines, ProgressFile, Tell, Telling, append_line
+from partsong.federation.server.coordinator import Coordinator
+from partsong.federation.server.progress import WAITING, ProgressFile, Tell, Telling, append_line
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.credentials import write
 from partsong.federation.setup.run_place import RunPlace, forget_failure, settings_in
@@ -53,6 +56,7 @@ def run_experiment(
     serials: Path | None = None,
     absent: Mapping[int, frozenset[str]] = MappingProxyType({}),
     build: Build = plan_of,
+    tell: Tell = lambda line: None,
 ) -> Iterator[Round]:
     """Run an experiment among the sites of a transport; each round is on the disk before it is yielded.
 
@@ -60,22 +64,24 @@ def run_experiment(
     after which it can be resumed, or misses the round, as `experiment.faulty` says. A round of an asynchronous method
     is one arrival; a site that refuses is asked again after `pause` seconds. `serials` is a file for all runs of a
     federation, by which a site that was restored from an older copy is noticed in a new run as well. `absent` names
-    sites that are not asked in a round, `build` makes program and reduction as each site does.
+    sites that are not asked in a round, `build` makes program and reduction as each site does, `tell` gets a line for
+    each step of an agreement on words.
     """
     n_parties, rule = len(transport.names()), experiment.text_rule
     plan = build(experiment.told(), n_parties, roster)
     schedule = replace(experiment.schedule(n_parties), rounds=plan.exchanges, absent=absent)
-    own = (transport, folder, run, experiment.told(), experiment.columns, timeout)
+    coordinator = Coordinator(transport, folder, run, experiment.told(), timeout, serials)
+    if (Journal if experiment.is_asynchronous else ArrivalsJournal)(folder).path.exists():
+        kind = "a synchronous" if experiment.is_asynchronous else "an asynchronous"
+        raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
+    reduction = plan.reduction
+    if rule is not None:
+        reduction = words.agree_on_words(coordinator, rule, plan, schedule.seed, tell)
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
-        rounds: Coordinator = AsyncCoordinator(*own, pause=pause, time_budget=budget, tol=tol, serials=serials)
-    elif ArrivalsJournal(folder).path.exists():
-        raise ParameterError(f"{folder} holds an asynchronous run. Choose another folder.")
+        yield from coordinator.arrivals(plan.program, schedule, reduction, pause=pause, time_budget=budget, tol=tol)
     else:
-        rounds = Coordinator(*own, serials=serials)
-    if rule is not None:
-        return words.run_over_texts(rounds, rule, plan.program, schedule, plan.reduction)
-    return rounds.run(plan.program, schedule, plan.reduction)
+        yield from coordinator.rounds(plan.program, schedule, reduction)
 
 
 def has_begun(folder: Path) -> bool:
@@ -101,14 +107,9 @@ def run_over(
     opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = lambda line: None
 ) -> Told:
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
-    with _held(place):
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
         forget_failure(place)
         began = time.perf_counter()
-        steps = Lines.to_come(place.state / words.FOLDER / words.STEPS)
-
-        def tell_steps() -> None:
-            for line in steps.new():
-                tell(line)
 
         def tell_waiting(line: Mapping[str, Any]) -> None:
             with suppress(OSError):  # it is for people alone, and no reason to end a run
@@ -116,11 +117,14 @@ def run_over(
             tell(line)
 
         try:
-            told = _finished(Telling(opened(), tell_waiting, tell_steps), server, place, tell)
+            told = _finished(Telling(opened(), tell_waiting), server, place, tell)
         except Exception as error:
-            tell_steps()
             if isinstance(error, MemoryError):
-                error = out_of_memory(Experiment.read(place.experiment))
+                error = ParameterError(
+                    f"The server's memory is not enough for rank = {Experiment.read(place.experiment).rank} and the "
+                    "columns that sites have agreed on: it holds some matrices of rank × columns. Begin a run with a "
+                    "smaller rank, or on a machine with more memory."
+                )
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
             _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
             raise error
@@ -141,11 +145,34 @@ def nodes_of(server: ServerFolder) -> dict[str, int]:
 
 
 def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
-    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here."""
-    require_room(experiment.rank)
+    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here: k × k numbers,
+    as in W_pᵀW_p or H Hᵀ, need more than this machine's memory, or the parts of the experiment do not go together.
+    """
+    memory = physical_memory()
+    if memory is not None and experiment.rank > (most := math.isqrt(memory // 8)):
+        raise ParameterError(
+            f"rank = {str(experiment.rank)[:40]} is too large: rank × rank numbers have no room in the "
+            f"{memory / 2**30:.3g} GiB of memory of this machine, where {most} is the most. Choose far less: no more "
+            "than sites have columns."
+        )
     roster = dict(server.roster().keys)
     plan = plan_of(experiment.told(), len(roster), roster)
-    require_together(experiment, plan, tuple(sorted(roster)))
+    first = methods.method(experiment.method).passes_to
+    key, method = ("method", experiment.method) if first is None else (first, str(experiment.options[first]))
+    if plan.reduction.hides_uploads and not isinstance(plan.program.aggregation, Reducible):
+        is_aligned = "align" in methods.TABLE[method].parameters
+        instead = f'{key} = "fnmf-by-sums", which can be masked' if is_aligned else "another method"
+        raise ParameterError(
+            f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Take {instead}; or '
+            "masked = false, which sites answer whose site.toml allows it."
+        )
+    try:
+        # The number of columns is not known yet, and the forms of uploads do not depend on it.
+        expected = plan.program.upload_spec(Layout(tuple(sorted(roster)), 1, experiment.seed))
+        check_together(plan.program, plan.reduction, expected)
+    except CompositionError as error:
+        masked = "true" if experiment.masked else "false"
+        raise ParameterError(f'{key} = "{method}" with masked = {masked}: {error}') from error
     return plan
 
 
@@ -155,11 +182,11 @@ def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell:
     progress = ProgressFile(place.progress, plan.exchanges)
     progress.catch_up(record_in(place.state))
     own = (experiment, transport, place.state, place.name)
-    for done in run_experiment(*own, roster=server.roster().keys, timeout=settings.timeout, serials=server.serials):
+    known: dict[str, Any] = {"roster": server.roster().keys, "timeout": settings.timeout, "serials": server.serials}
+    for done in run_experiment(*own, tell=tell, **known):
         tell(progress.note(done))
     record = record_in(place.state)
-    if record is None:
-        raise FileError(f"{place.state} holds no run after its end. Check the disk.")
+    assert record is not None, "a run that has ended is on the disk"
     save_model(place.model, model_of(experiment, plan, record, settings.names))
     return summary_of(record)
 
@@ -193,13 +220,6 @@ def summary_of(record: RunState) -> dict[str, Any]:
         "silent": {str(index): dict(names) for index, names in record.silent().items()},
         "without_result": {**never_started, **record.without_result},
     }
-
-
-@contextmanager
-def _held(place: RunPlace) -> Iterator[None]:
-    """One process at a time works on a run; the lock ends with the process, however it ends."""
-    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
-        yield
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

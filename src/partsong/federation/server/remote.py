@@ -26,7 +26,7 @@ from partsong.core.interfaces import (
 from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import PartsongError, PartyError, TooFewParties
-from partsong.federation.server.setup_phase import RunPlan, start_sites
+from partsong.federation.server.setup_phase import start_sites
 from partsong.federation.server.site_client import Responses, SiteClient
 from partsong.federation.server.state import Absence, Journal, RunState, Unheard
 from partsong.federation.wire import Kind, Nonce
@@ -50,11 +50,10 @@ class Remote:
     """
 
     def __init__(
-        self, plan: RunPlan, client: SiteClient, journal: Journal, run: RunState, program: Program, reduction: Reduction
+        self, client: SiteClient, journal: Journal, run: RunState, program: Program, reduction: Reduction
     ) -> None:
         self.run = run
-        self._plan, self._client, self._journal = plan, client, journal
-        self._program, self._reduction = program, reduction
+        self._client, self._journal, self._program, self._reduction = client, journal, program, reduction
         self._expected = program.upload_spec(run.layout)
         self._attempt = RoundAttempt(run.index, 0, ())
         self._invited: tuple[str, ...] = ()
@@ -62,11 +61,9 @@ class Remote:
         self._silent: dict[str, int] = {}
         self._unheard: Unheard = {}
         self._reasons: dict[str, PartsongError] = {}
-        self._seen: dict[str, Message] = {}
 
     @property
     def layout(self) -> Layout:
-        """Agreed on in the set-up of the run."""
         return self.run.layout
 
     @contextmanager
@@ -82,7 +79,7 @@ class Remote:
         if attempt.attempt > 0:
             return self._opened(attempt, {}, first)
         self._invited, self._lost = attempt.asked, frozenset()
-        self.run, missing = start_sites(self._plan, self._client, self.run, self._journal.save)
+        self.run, missing = start_sites(self._client, self.run, self._journal.save)
         found = self._journal.attempt(attempt.index)
         if found is None:
             return self._opened(attempt, missing, first)
@@ -134,37 +131,31 @@ class Remote:
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
         if found is None and is_kept and not served.is_again:
             self._journal.decide(self._attempt, ask.phase, answers, unheard)
-        self._seen = dict(answers.messages)
         return served
 
     def _answers(self, ask: Ask) -> tuple[Answers, Unheard]:
         """What sites answer now; those that miss the round by the schedule of now are not asked."""
         names = [name for name in ask.names if name in self._invited]
-        ask_sites = self._work if ask.kind == "work" else self._reduce
-        responses = ask_sites(ask, names) if names else Responses(self._client.faulty, self.run.run)
+        responses = self._asked(ask, names) if names else Responses(self._client.faulty)
         planned = {name: PartyError(PLANNED) for name in ask.names if name not in names}
         return Answers(responses.inbox, dict(sorted({**responses.faults, **planned}.items()))), responses.unheard
 
-    def _work(self, ask: Ask, names: Collection[str]) -> Responses:
-        nonce = Nonce(self.run.run, ask.index, ask.attempt, Kind.WORK, ask.phase)
-        shared, counted = {"participants": list(ask.participants)}, counted_notes(self.run, ask.participants)
+    def _asked(self, ask: Ask, names: Collection[str]) -> Responses:
+        is_work = ask.kind == "work"
+        kind, stage = (Kind.WORK, "work") if is_work else (Kind.REDUCE, f"phase {ask.phase} of the sum")
+        nonce = Nonce(self.run.run, ask.index, ask.attempt, kind, ask.phase)
+        shared = {"participants": list(ask.participants)} if is_work else {}
+        counted = counted_notes(self.run, ask.participants) if is_work else {}
         responses = self._client.ask(sorted(names), nonce, ask.message, shared, counted)
         self._keep_lost(responses.lost)
-        if not self._reduction.hides_uploads and self._reduction.phases == 1:
+        if is_work and not self._reduction.hides_uploads and self._reduction.phases == 1:
             responses = responses.checked(lambda name, upload: check_upload(name, upload, self._expected))
         try:
-            responses.require_some("work", ask.index, self._excused(responses))
+            responses.require_some(stage, ask.index, self._excused(responses))
         except PartyError as error:
-            if self._attempt.refused:
+            if is_work and self._attempt.refused:
                 error.add_note(left_out(self.layout.parties, ask.participants, self._attempt.refused))
             raise
-        return responses
-
-    def _reduce(self, ask: Ask, names: Collection[str]) -> Responses:
-        nonce = Nonce(self.run.run, ask.index, ask.attempt, Kind.REDUCE, ask.phase)
-        responses = self._client.ask(sorted(names), nonce, ask.message)
-        self._keep_lost(responses.lost)
-        responses.require_some(f"phase {ask.phase} of the sum", ask.index, self._excused(responses))
         return responses
 
     def _keep_lost(self, lost: frozenset[str]) -> None:
@@ -189,9 +180,7 @@ class Remote:
         """There is no collective operation between sites."""
 
     def seen(self) -> Mapping[str, Message]:
-        """What sites sent."""
-        seen, self._seen = self._seen, {}
-        return seen
+        return {}  # a coordinator records no traffic
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, object]:
         """Write the run with this round, which is over then."""

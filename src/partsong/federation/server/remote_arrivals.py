@@ -10,28 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partsong.core.interfaces import (
-    Arrival,
-    AsyncCheckpoint,
-    Layout,
-    Message,
-    Outcome,
-    Program,
-    Round,
-    State,
-    WorkItem,
-)
+from partsong.core.interfaces import Arrival, AsyncCheckpoint, Layout, Message, Program, Round, State, WorkItem
 from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.remote import counted_notes
-from partsong.federation.server.setup_phase import RunPlan, start_request, start_sites
+from partsong.federation.server.setup_phase import start_request, start_sites
 from partsong.federation.server.site_client import SiteClient
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState
 from partsong.federation.transports.base import Lost
@@ -51,50 +41,34 @@ class FilesLost(SiteLost):
     """A site does not know the run any more, although it was started in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndConditions:
-    """When a run is over: after `arrivals` uploads, after `time_budget` seconds, or once as many arrivals as there are
-    sites have moved H by no more than `tol` of its norm.
-    """
-
-    arrivals: int
-    time_budget: float | None = None
-    tol: float = 0.0
-
-    def outcome(self, run: AsyncRunState, clock: float) -> Outcome | None:
-        """Why the run is over; None while it is not."""
-        if run.index - len(run.faults) >= self.arrivals:
-            return Outcome.MAX_ROUNDS
-        if self.time_budget is not None and clock >= self.time_budget:
-            return Outcome.TIME_SPENT
-        is_still = len(run.moves) == len(run.layout.parties) and sum(run.moves) <= self.tol
-        return Outcome.CONVERGED if self.tol > 0 and is_still else None
-
-
 class RemoteArrivals:
-    """The sites that `client` reaches; `run` is the run after its last arrival, as the journal has it."""
+    """The sites that `client` reaches; `run` is the run after its last arrival, as the journal has it.
+
+    The run is over after so many `uploads`, after `time_budget` seconds, or once as many arrivals as there are sites
+    have moved H by no more than `tol` of its norm.
+    """
 
     has_ended = False
 
     def __init__(
         self,
-        plan: RunPlan,
         client: SiteClient,
         journal: ArrivalsJournal,
         run: AsyncRunState,
         program: Program,
         pending: PendingRequests,
-        ends: EndConditions,
+        uploads: int,
+        time_budget: float | None,
+        tol: float,
     ) -> None:
         self.run = run
-        self._plan, self._client, self._journal = plan, client, journal
-        self._program, self._pending, self._ends = program, pending, ends
+        self._client, self._journal, self._program, self._pending = client, journal, program, pending
+        self._uploads, self._time_budget, self._tol = uploads, time_budget, tol
         self._transport, self._expected = client.transport, program.upload_spec(run.layout)
         self._began = time.monotonic() - run.clock
 
     @property
     def layout(self) -> Layout:
-        """Agreed on in the set-up of the run."""
         return self.run.layout
 
     @contextmanager
@@ -107,7 +81,11 @@ class RemoteArrivals:
 
     def is_over(self, point: AsyncCheckpoint) -> bool:
         """Whether the run has come to its end, now or before it was resumed."""
-        return bool(self.run.without_result) or self._ends.outcome(self.run, self._clock()) is not None
+        run = self.run
+        is_full = run.index - len(run.faults) >= self._uploads
+        is_late = self._time_budget is not None and self._clock() >= self._time_budget
+        is_still = 0 < self._tol >= sum(run.moves) and len(run.moves) == len(run.layout.parties)
+        return bool(run.without_result) or is_full or is_late or is_still
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
         """Write a new run, and wait for the start of all sites that were heard in its set-up."""
@@ -115,7 +93,7 @@ class RemoteArrivals:
             self.run = replace(self.run, pieces=point.items)
             self._journal.save(self.run)
         if not self.run.started:  # `seen` has the sites of the set-up, and no others yet
-            self.run, _ = start_sites(self._plan, self._client, self.run, self._journal.save, self.run.seen.keys())
+            self.run, _ = start_sites(self._client, self.run, self._journal.save, self.run.seen.keys())
         return self.run.checkpoint
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
@@ -129,16 +107,16 @@ class RemoteArrivals:
         """The arrival that the next reply makes; None where it makes none, or a site is due before any has come."""
         self.send(self.run.pieces)
         pending, run, overdue = self._pending, self.run, self._pending.overdue()
-        until = None if self._ends.time_budget is None else self._began + self._ends.time_budget
+        until = None if self._time_budget is None else self._began + self._time_budget
         found = self._transport.arrived(pending.longest_wait(until, overdue))
         if found is None or found[0] not in pending.out:
             pending.nothing_came(run.index)
             return None
         name, reply = found
-        request = pending.received(name, overdue, len(run.layout.parties))
-        is_work = request.nonce.kind is Kind.WORK
+        nonce = pending.received(name, overdue, len(run.layout.parties))
+        is_work = nonce.kind is Kind.WORK
         try:
-            message = self._read(name, request.nonce, reply)
+            message = self._read(name, nonce, reply)
         except FilesLost:
             self._save(self.run.without_starts({name}))
             return None
@@ -146,7 +124,7 @@ class RemoteArrivals:
             excused = pending.excused(name, error)
             if is_work and isinstance(error, SPOILED):
                 return Arrival(name, excused, self._clock(), run.pieces[name])
-            pending.failed(name, excused, run.index)
+            pending.rest(name, excused, run.index, pending.pause)
             return None
         pending.faults.pop(name, None)
         if is_work:
@@ -183,7 +161,7 @@ class RemoteArrivals:
         if isinstance(arrival.sent, PartsongError):
             last = [at for at, sender in enumerate(self.run.order) if sender == name][-MOST_SPOILED:]
             if len(last) == MOST_SPOILED and faults.keys() >= set(last):
-                self._pending.leave_out(name, arrival.sent, self.run.index)
+                self._pending.rest(name, arrival.sent, self.run.index, math.inf)
         return replace(done, checkpoint=replace(after, items=pieces), refused=refused)
 
     def close(self) -> None:
@@ -193,31 +171,21 @@ class RemoteArrivals:
         again when the run is resumed.
         """
         self._require_arrivals()
-        started = sorted(self.run.started)
+        started, away = sorted(self.run.started), self._pending.missing()
         self._save(replace(self.run, without_result={name: f"Site {name!r} was not sent the end." for name in started}))
-        run, timeout, away, began = self.run, self._client.timeout, self._pending.missing(), time.monotonic()
-        nonce, notes, left = Nonce(run.run, run.index, kind=Kind.FINISH), counted_notes(run, started), set(started)
+        run, client, why = self.run, self._client, dict[str, str]()
+        nonce, notes = Nonce(run.run, run.index, kind=Kind.FINISH), counted_notes(run, started)
         self._transport.recall()
-        requests = {name: self._client.request(name, nonce, run.model, notes[name]) for name in started}
-        self._transport.push({name: request.written() for name, request in requests.items()}, timeout)
-        why: dict[str, str] = {}
-        while left:
-            patience = timeout if left - away.keys() else min(timeout, PARTING)
-            heard = self._transport.arrived(max(0.0, began + patience - time.monotonic()))
-            if heard is None:
-                break
-            left.discard(heard[0])
-            try:
-                self._read(heard[0], nonce, heard[1])
-            except PartsongError as error:
-                why[heard[0]] = str(error)
-        why |= {name: f"Site {name!r} has not answered the end of the run in time." for name in sorted(left)}
+        for is_away, timeout in ((False, client.timeout), (True, min(client.timeout, PARTING))):
+            names = [name for name in started if (name in away) == is_away]
+            ended = client.ask(names, nonce, run.model, notes=notes, timeout=timeout)
+            why |= {name: str(error) for name, error in ended.faults.items()}
         self._save(replace(self.run, without_result=why))
 
     def _request(self, name: str) -> Request:
         run = self.run
         if name not in run.started:
-            return self._client.request(name, *start_request(self._plan, run))
+            return self._client.request(name, *start_request(run))
         piece, counted = run.pieces[name], counted_notes(run, [name])[name]
         note = {"participants": list(run.layout.parties), **counted}
         return self._client.request(name, Nonce(run.run, piece.number, 0, Kind.WORK), piece.model, note)
@@ -235,7 +203,7 @@ class RemoteArrivals:
             if read.answer.code == "not-started" and nonce.kind is Kind.WORK:
                 raise FilesLost(f"Site {name!r} has lost its files of run {self.run.run!r}.")
             error = error_of(name, read.answer, nonce.round)
-            error.add_note(way_on(read.answer, name, self.run.run))
+            error.add_note(way_on(read.answer))
             raise SiteLost(str(error)) if isinstance(error, SPOILED) and read.nonce != nonce else error
         if nonce.kind is Kind.WORK:
             check_upload(name, read.answer, self._expected)
@@ -266,27 +234,20 @@ class RemoteArrivals:
         return time.monotonic() - self._began
 
 
-@dataclass(frozen=True, slots=True)
-class PendingRequest:
-    """What a site is asked for, and since when."""
-
-    nonce: Nonce
-    since: float
-
-
 @dataclass(slots=True)
 class PendingRequests:
     """Requests that are out, and when a site counts as lost.
 
     A site that refuses is asked again after `pause` seconds, one that does not answer is lost after `timeout` of them.
-    If errors are strict, either ends the run; else the others go on while there is one. `resting`: until when a site is
-    not asked. `faults`: why its last request failed. `passed`: replies of others since a site was overdue.
+    If errors are strict, either ends the run; else the others go on while there is one. `out`: what a site is asked
+    for, and since when. `resting`: until when it is not asked. `faults`: why its last request failed. `passed`: replies
+    of others since it was overdue.
     """
 
     timeout: float
     pause: float
     is_strict: bool
-    out: dict[str, PendingRequest] = field(default_factory=dict)
+    out: dict[str, tuple[Nonce, float]] = field(default_factory=dict)
     resting: dict[str, float] = field(default_factory=dict)
     faults: dict[str, PartsongError] = field(default_factory=dict)
     passed: Counter[str] = field(default_factory=Counter)
@@ -299,33 +260,31 @@ class PendingRequests:
 
     def send(self, name: str, nonce: Nonce) -> None:
         """A request is out from now on."""
-        self.out[name] = PendingRequest(nonce, time.monotonic())
+        self.out[name] = nonce, time.monotonic()
 
-    def received(self, name: str, overdue: frozenset[str], n_sites: int) -> PendingRequest:
-        """The request that was answered.
+    def received(self, name: str, overdue: frozenset[str], n_sites: int) -> Nonce:
+        """Which request was answered.
 
         A site that was overdue before is lost once all others may have been heard since: replies that have come at the
         same time are handed out one by one.
         """
-        request = self.out.pop(name)
+        nonce, _ = self.out.pop(name)
         self.passed = Counter({other: self.passed[other] + 1 for other in overdue - {name}})
-        self._require(other for other in sorted(self.passed) if self.passed[other] > n_sites)
-        return request
+        for other in sorted(self.passed):
+            if self.passed[other] > n_sites:
+                self.excused(other, self._lost(other))
+        return nonce
 
     def nothing_came(self, index: int) -> None:
         """No site has answered: those that are overdue are lost."""
         overdue = self.overdue()
-        self._require(sorted(overdue))
+        for name in sorted(overdue):
+            self.excused(name, self._lost(name))
         self._require_others(index, overdue)
 
-    def failed(self, name: str, error: PartsongError, index: int) -> None:
-        """A site is sent the same request later, if others go on."""
-        self.resting[name], self.faults[name] = time.monotonic() + self.pause, error
-        self._require_others(index)
-
-    def leave_out(self, name: str, error: PartsongError, index: int) -> None:
-        """A site is sent nothing more, if others go on."""
-        self.resting[name], self.faults[name] = math.inf, error
+    def rest(self, name: str, error: PartsongError, index: int, seconds: float) -> None:
+        """A site is sent nothing for so many seconds, if others go on."""
+        self.resting[name], self.faults[name] = time.monotonic() + seconds, error
         self._require_others(index)
 
     def excused(self, name: str, error: PartsongError) -> PartsongError:
@@ -344,7 +303,7 @@ class PendingRequests:
     def overdue(self) -> frozenset[str]:
         """Sites that were asked too long ago."""
         until = time.monotonic() - self.timeout
-        return frozenset(name for name, request in self.out.items() if request.since <= until)
+        return frozenset(name for name, (_, since) in self.out.items() if since <= until)
 
     def longest_wait(self, until: float | None, overdue: frozenset[str]) -> float:
         """Seconds until something has to be done even if no site answers."""
@@ -352,7 +311,7 @@ class PendingRequests:
             return 0.0
         now, dues = time.monotonic(), [due for due in self.resting.values() if due < math.inf]
         dues += [] if until is None else [until]
-        dues += [request.since + self.timeout for name, request in self.out.items() if name not in overdue]
+        dues += [since + self.timeout for name, (_, since) in self.out.items() if name not in overdue]
         return max(0.0, min(dues, default=now) - now)
 
     def _require_others(self, index: int, overdue: frozenset[str] = frozenset()) -> None:
@@ -364,9 +323,5 @@ class PendingRequests:
             raise error
 
     def _lost(self, name: str) -> SiteLost:
-        number = self.out[name].nonce.round
-        return SiteLost(f"Site {name!r} was not heard in round {number}: nothing came in time.")
-
-    def _require(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.excused(name, self._lost(name))
+        nonce, _ = self.out[name]
+        return SiteLost(f"Site {name!r} was not heard in round {nonce.round}: nothing came in time.")

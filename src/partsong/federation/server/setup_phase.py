@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from partsong.core.interfaces import Layout, Message, Program, Schedule
@@ -16,30 +16,23 @@ from partsong.federation.wire import Kind, Nonce
 Run = TypeVar("Run", bound=RunState)
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """The name of a run, its experiment in plain values, and which columns are to be agreed on."""
-
-    run: str
-    experiment: Mapping[str, Any]
-    rule: str
-
-
-def negotiate(plan: RunPlan, program: Program, schedule: Schedule, client: SiteClient) -> RunState:
+def negotiate(
+    name: str, experiment: Mapping[str, Any], program: Program, schedule: Schedule, client: SiteClient
+) -> RunState:
     """A new run: the sites agree on columns by hashes, and the layout follows."""
     names = tuple(sorted(client.transport.names()))
     if not names:
         raise ParameterError("A federation needs at least one site; the transport knows none.")
-    hello = _with_one_key(plan, client, _hello(plan, client, names, names), names)
+    proposal = {"experiment": dict(experiment), "parties": list(names)}
+    hello = _with_one_key(client, name, proposal, _hello(client, name, proposal, names))
     hello.require_some("hello", 0)
-    if plan.rule != SAME:
-        hello = _with_common_columns(hello)
-    columns = agreed({name: message["columns"] for name, message in hello.inbox.items()}, plan.rule)
+    offers = {site: message["columns"] for site, message in hello.inbox.items()}
+    columns = agreed(offers, _rule(experiment), leaves_out=client.faulty == "leave out")
     types = {str(note.get("type")) for note in hello.notes.values()}
-    seen = {name: client.seen.get(name, 0) for name in sorted(hello.inbox.keys() | hello.refusals.keys())}
+    seen = {site: client.seen.get(site, 0) for site in sorted(hello.inbox.keys() | hello.refusals.keys())}
     layout = Layout(names, len(columns), schedule.seed, "float64" if "float64" in types else "float32")
     server, model = program.start_server(layout)
-    return RunState(plan.run, dict(plan.experiment), layout, columns, 0, server, model, seen=seen)
+    return RunState(name, dict(experiment), layout, columns, 0, server, model, seen=seen)
 
 
 def require_same_sites(run: RunState, names: Collection[str]) -> None:
@@ -56,11 +49,7 @@ def require_same_sites(run: RunState, names: Collection[str]) -> None:
 
 
 def start_sites(
-    plan: RunPlan,
-    client: SiteClient,
-    run: Run,
-    keep: Callable[[Run], None],
-    among: Collection[str] | None = None,
+    client: SiteClient, run: Run, keep: Callable[[Run], None], among: Collection[str] | None = None
 ) -> tuple[Run, dict[str, PartsongError]]:
     """Start the sites `among` these (None: all) that are not started yet; returns the errors of those that cannot.
 
@@ -70,14 +59,13 @@ def start_sites(
     new = tuple(name for name in names if name not in run.started)
     if not new:
         return run, {}
-    asked = client.ask(new, *start_request(plan, run))
+    asked = client.ask(new, *start_request(run))
     if asked.inbox:
         run = replace(run, started=run.started.union(asked.inbox), seen=dict(client.seen))
         keep(run)
     lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
     for name, counts in lacking.items():
-        helpers = sorted(run.started)
-        if counts.get("missing") and name not in client.informed and tell_names(plan, client, run, name, helpers):
+        if counts.get("missing") and name not in client.informed and tell_names(client, run, name):
             client.informed.add(name)
     if lacking and client.faulty == "stop":
         shown = "; ".join(
@@ -92,50 +80,45 @@ def start_sites(
     return run, asked.faults
 
 
-def start_request(plan: RunPlan, run: RunState) -> tuple[Nonce, Message, dict[str, Any]]:
+def start_request(run: RunState) -> tuple[Nonce, Message, dict[str, Any]]:
     """Nonce, body and note that start a run at a site.
 
     They stay the same bytes if the experiment has since been written with other digits for the same numbers.
     """
     layout = {"parties": list(run.layout.parties), "n_features": run.layout.n_features}
     layout |= {"seed": run.layout.seed, "dtype": run.layout.dtype}
-    note = {"layout": layout, "experiment": dict(run.experiment), "rule": plan.rule}
-    return Nonce(plan.run, kind=Kind.START), Message({"columns": run.columns}), note
+    note = {"layout": layout, "experiment": dict(run.experiment), "rule": _rule(run.experiment)}
+    return Nonce(run.run, kind=Kind.START), Message({"columns": run.columns}), note
 
 
-def tell_names(plan: RunPlan, client: SiteClient, run: RunState, lacking: str, helpers: Collection[str]) -> bool:
-    """Have one of the `helpers`, which hold the agreed columns, send a site the names of those that it lacks.
+def tell_names(client: SiteClient, run: RunState, lacking: str) -> bool:
+    """Have a site that was started, and so holds the agreed columns, send another the names of those that it lacks.
 
     Returns whether one has. Without a roster all decline.
     """
-    recorded = replace(plan, experiment=run.experiment)
-    offered = _hello(recorded, client, (lacking,), run.layout.parties).inbox
-    ask = Nonce(plan.run, kind=Kind.NAMES, phase=ASK)
-    key = client.ask((lacking,), ask, note=_proposal(recorded, run.layout.parties)).inbox
+    proposal = {"experiment": dict(run.experiment), "parties": list(run.layout.parties)}
+    ask, tell, read = (Nonce(run.run, kind=Kind.NAMES, phase=phase) for phase in (ASK, TELL, READ))
+    offered = _hello(client, run.run, proposal, (lacking,)).inbox
+    key = client.ask((lacking,), ask, note=proposal).inbox
     if lacking not in offered or lacking not in key:
         return False
     columns = missing_at(offered[lacking]["columns"], run.columns)
     letter = Message({**key[lacking].arrays, "columns": columns})
-    for helper in helpers:
-        sealed = client.ask((helper,), Nonce(plan.run, kind=Kind.NAMES, phase=TELL), letter, {"for": lacking}).inbox
-        read = Nonce(plan.run, kind=Kind.NAMES, phase=READ)
+    for helper in sorted(run.started):
+        sealed = client.ask((helper,), tell, letter, {"for": lacking}).inbox
         if helper in sealed and client.ask((lacking,), read, sealed[helper], {"from": helper}).inbox:
             return True
     return False
 
 
-def _hello(
-    plan: RunPlan, client: SiteClient, names: tuple[str, ...], parties: tuple[str, ...], usual_key: str | None = None
-) -> Responses:
-    note = _proposal(plan, parties)
-    if usual_key is not None:
-        note["shared_key"] = usual_key
-    return client.ask(names, Nonce(plan.run, kind=Kind.HELLO), note=note).checked(_require_columns)
+def _rule(experiment: Mapping[str, Any]) -> str:
+    """Which columns are agreed on."""
+    return str(experiment.get("columns", SAME))
 
 
-def _proposal(plan: RunPlan, parties: tuple[str, ...]) -> dict[str, Any]:
-    """What a site decides by whether it would take part."""
-    return {"experiment": dict(plan.experiment), "parties": list(parties)}
+def _hello(client: SiteClient, run: str, proposal: Mapping[str, Any], names: tuple[str, ...]) -> Responses:
+    """Ask sites whether they would take part in what is proposed, and which columns they hold."""
+    return client.ask(names, Nonce(run, kind=Kind.HELLO), note=proposal).checked(_require_columns)
 
 
 def _require_columns(name: str, offer: Message) -> None:
@@ -151,37 +134,13 @@ def _require_columns(name: str, offer: Message) -> None:
         )
 
 
-def _with_common_columns(hello: Responses) -> Responses:
-    """The same responses; a site that alone keeps the others from having a column in common is at fault."""
-    offers = {name: set(listed(message["columns"])) for name, message in hello.inbox.items()}
-    if set.intersection(*offers.values()):
-        return hello
-    odd = [name for name in offers if len(offers) > 2 and set.intersection(*_without(offers, name))]
-    hint = f" Without {' or '.join(map(repr, odd))} the others do have some." if odd else ""
-    error = FeatureError(f"No column is held by all of {', '.join(offers)}.{hint} Compare the names at two of them.")
-    if len(odd) != 1:
-        raise error
-
-    def require_usual(name: str, _: Message) -> None:
-        if name == odd[0]:
-            raise error
-
-    rest = hello.checked(require_usual)
-    rest.require("hello", 0)
-    return rest
-
-
-def _without(offers: Mapping[str, set[bytes]], name: str) -> list[set[bytes]]:
-    return [rows for other, rows in offers.items() if other != name]
-
-
-def _with_one_key(plan: RunPlan, client: SiteClient, hello: Responses, parties: tuple[str, ...]) -> Responses:
+def _with_one_key(client: SiteClient, run: str, proposal: Mapping[str, Any], hello: Responses) -> Responses:
     """The same responses, after sites whose shared key is not that of most were sent its mark, and have refused."""
     marks = {name: str(note.get("shared_key", "")) for name, note in hello.notes.items()}
     strangers, usual = strangers_in(marks)
     if not strangers:
         return hello
-    again = _hello(plan, client, strangers, parties, usual)
+    again = _hello(client, run, {**proposal, "shared_key": usual}, strangers)
     inbox = {name: message for name, message in hello.inbox.items() if name not in strangers} | again.inbox
     notes = {name: note for name, note in hello.notes.items() if name not in strangers} | again.notes
-    return Responses(hello.faulty, plan.run, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)
+    return Responses(hello.faulty, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any
+
+import msgspec
 
 from partsong.core.interfaces import Message
 from partsong.engines.rounds import nobody_left
 from partsong.errors import FormatError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.state import ReleaseCounters, Unheard
+from partsong.federation.site.state import Attempt
+from partsong.federation.toml_files import Count
 from partsong.federation.transports.base import Lost, Transport
 from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_of, way_on
 
@@ -19,7 +24,6 @@ class Responses:
     """Messages in name order, notes beside them, refusals, and the errors of all sites that sent no message."""
 
     faulty: str
-    run: str
     inbox: dict[str, Message] = field(default_factory=dict)
     notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -28,8 +32,11 @@ class Responses:
     @property
     def unheard(self) -> Unheard:
         """Works of earlier rounds that count at their sites, although the server did not receive them."""
-        sent = {name: self.notes[name].get("alone") for name in self.inbox}
-        return {name: [(at[0], at[1]) for at in works] for name, works in sent.items() if _is_attempts(works)}
+        found: dict[str, list[Attempt]] = {}
+        for name in self.inbox:
+            with suppress(msgspec.ValidationError):  # a site may send anything, and mostly sends none
+                found[name] = msgspec.convert(self.notes[name].get("alone"), list[tuple[Count, Count]])
+        return found
 
     @property
     def lost(self) -> frozenset[str]:
@@ -42,7 +49,7 @@ class Responses:
         if faults and self.faulty == "stop":
             name, error = next(iter(faults.items()))
             error.add_note(f"(site {name!r}, {stage}, round {index})")
-            error.add_note(way_on(self.refusals.get(name), name, self.run))
+            error.add_note(way_on(self.refusals.get(name)))
             raise error
 
     def require_some(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
@@ -61,7 +68,7 @@ class Responses:
             except PartsongError as error:
                 faults[name] = error
         notes = {name: note for name, note in self.notes.items() if name in inbox}
-        return Responses(self.faulty, self.run, inbox, notes, self.refusals, faults)
+        return Responses(self.faulty, inbox, notes, self.refusals, faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +93,17 @@ class SiteClient:
         body: Message = Message({}),
         note: Mapping[str, Any] | None = None,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
+        timeout: float | None = None,
     ) -> Responses:
-        """One exchange; `note` goes to all, `notes` to each."""
+        """One exchange; `note` goes to all, `notes` to each. It lasts at most `timeout` seconds, by default the usual
+        ones.
+        """
         common, own = note or {}, notes or {}
         requests = {
             name: self.request(name, nonce, body, {**common, **own.get(name, {})}).written() for name in sorted(names)
         }
-        replies = self.transport.ask(requests, self.timeout)
-        responses, before = Responses(self.faulty, nonce.run), dict(self.seen)
+        replies = self.transport.ask(requests, self.timeout if timeout is None else timeout) if requests else {}
+        responses, before = Responses(self.faulty), dict(self.seen)
         for name in requests:
             try:
                 read = self.read(name, nonce, replies.get(name, Lost("nothing was heard in time")))
@@ -128,11 +138,3 @@ class SiteClient:
             )
         self.seen[name] = max(self.seen.get(name, 0), read.serial)
         return read
-
-
-def _is_attempts(value: Any) -> TypeGuard[list[list[int]]]:
-    """Whether a site has sent a list of rounds and attempts, and not something else."""
-    return isinstance(value, list) and all(
-        isinstance(at, list) and len(at) == 2 and all(type(number) is int and number >= 0 for number in at)
-        for at in value
-    )

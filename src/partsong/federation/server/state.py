@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from partsong.core.interfaces import Answers, AsyncCheckpoint, Layout, Message, Point, RoundAttempt, State, WorkItem
@@ -31,6 +32,7 @@ from partsong.engines.virtual_clock import RecordedOrder
 from partsong.errors import FormatError, PartsongError
 from partsong.federation.locks import locked
 from partsong.federation.site.state import Attempt, make_folder
+from partsong.federation.toml_files import Count
 from partsong.federation.wire import load_state, save_state
 from partsong.io.write import replacing
 from partsong.privacy.accounting import Accounts
@@ -78,7 +80,6 @@ class RunState:
 
     @property
     def point(self) -> Point:
-        """The run as engines know it."""
         return Point(self.index, self.server, self.model, self.sums, self.cohort)
 
     def absent(self) -> dict[int, frozenset[str]]:
@@ -113,16 +114,17 @@ class Journal:
 
     folder: Path
 
+    @property
+    def path(self) -> Path:
+        return self.folder / "run"
+
     def load(self) -> RunState | None:
         """The run; None where none has begun here."""
-        if not (self.folder / "run").exists():
-            return None
-        return load_state(self.folder / "run", RunState)
+        return load_state(self.path, RunState) if self.path.exists() else None
 
     def save(self, run: RunState) -> None:
-        """Write the run, atomically."""
         make_folder(self.folder)
-        save_state(self.folder / "run", run)
+        save_state(self.path, run)
 
     def clear(self) -> None:
         """Remove the exchanges of a round that is over."""
@@ -192,7 +194,6 @@ class AsyncRunState(RunState):
 
     @property
     def checkpoint(self) -> AsyncCheckpoint:
-        """The run as engines know it."""
         return AsyncCheckpoint(self.index, {}, self.server, self.model, self.pieces, self.clock)
 
     def recorded_order(self) -> RecordedOrder:
@@ -216,7 +217,6 @@ class ArrivalsJournal:
 
     @property
     def path(self) -> Path:
-        """The run."""
         return self.folder / "arrivals"
 
     def load(self) -> AsyncRunState | None:
@@ -231,7 +231,6 @@ class ArrivalsJournal:
         return replace(run, order=tuple(names[number] for number in order.tolist()), pieces=pieces)
 
     def save(self, run: AsyncRunState) -> None:
-        """Write the run, atomically."""
         make_folder(self.folder)
         kept: dict[int, Message] = {piece.version: piece.model for piece in run.pieces.values()}
         kept.pop(run.index, None)
@@ -278,16 +277,12 @@ class ReleaseCounters:
         if self.path is None or not self.path.exists():
             return {}
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-            is_sound = all(type(number) is int and number >= 0 for number in kept.values())
-        except (ValueError, AttributeError):
-            is_sound = False
-        if not is_sound:
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Count])
+        except ValueError as error:
             raise FormatError(
                 f"{self.path} does not hold the number of releases of each site. Restore it from a copy: without it "
                 "the server does not notice a site that was restored from an older one."
-            )
-        return dict(kept)
+            ) from error
 
 
 def larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

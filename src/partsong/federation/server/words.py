@@ -7,27 +7,27 @@ FOLDER/words/steps.jsonl    a line for each of its steps, for people
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partsong.core.interfaces import Message, Program, Reduction, Round, Schedule
+from partsong.core.interfaces import Message, Reduction, Round, Schedule
 from partsong.errors import DataError, FileError, ParameterError
 from partsong.federation.server.coordinator import Coordinator
 from partsong.federation.server.progress import append_line
-from partsong.federation.server.site_client import Responses, SiteClient
-from partsong.federation.server.state import ArrivalsJournal, Journal, RunState
+from partsong.federation.server.state import ArrivalsJournal, Journal
 from partsong.federation.signing import bound_to, words_context_of
+from partsong.federation.site.plan import Plan
 from partsong.federation.text_rule import TextRule
 from partsong.federation.texts import SUFFIX
 from partsong.federation.wire import RUN
-from partsong.secure_aggregation.messages import Roster
 from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES, TABLES, WORDS, Step, masks_for_words
 from partsong.topics.fitting import require_words
 from partsong.topics.shared_vocabulary import FEWEST_MASKED
 
 FOLDER, STEPS = "words", "steps.jsonl"
+Tell = Callable[[Mapping[str, Any]], None]
 NEXT = {
     TABLES: "tables of hashes",
     WORDS: "the words",
@@ -36,40 +36,32 @@ NEXT = {
 }
 
 
-def run_over_texts(
-    rounds: Coordinator, rule: TextRule, program: Program, schedule: Schedule, reduction: Reduction
-) -> Iterator[Round]:
-    """Rounds of a run, after sites have agreed on the words of a rule; if it has begun, the agreement is over.
+def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> Reduction:
+    """Have the sites agree on the words of a rule, unless the run has begun after that; returns the run's reduction.
 
-    Sums of the agreement are masked whatever the run's own are, over all sites.
+    Sums of the agreement are masked whatever the run's own are, over all sites. Masks of the run are among sites that
+    heard the same end of it. `tell` gets the line of each step.
     """
-    if Journal(rounds.folder).load() is None and ArrivalsJournal(rounds.folder).load() is None:
-        _agree(rounds, rule, program, schedule, getattr(reduction, "roster", None))
-    if reduction.hides_uploads:
-        reduction = bound_to(_context_in(rounds.folder / FOLDER), reduction)
-    yield from rounds.run(program, schedule, reduction)
+    folder, reduction = coordinator.folder / FOLDER, plan.reduction
+    if not any(journal(coordinator.folder).path.exists() for journal in (Journal, ArrivalsJournal)):
+        _agree(coordinator, folder, rule, plan, seed, tell)
+    if not reduction.hides_uploads:
+        return reduction
+    agreed = Journal(folder).load()
+    if agreed is None:
+        raise FileError(
+            f"{folder} has no record of the agreement on words, without which signatures of masked sums cannot be "
+            "checked. Restore it from a backup, or begin a new run."
+        )
+    return bound_to(words_context_of(agreed.model["documents"], agreed.model["n_documents"][0]), reduction)
 
 
-@dataclass(frozen=True, slots=True)
-class WordCoordinator(Coordinator):
-    """Runs an agreement, whose end every site has to answer. `check` sees the last message before sites do."""
-
-    check: Callable[[Message], None] = lambda last: None
-
-    def finish(self, program: Program, run: RunState, client: SiteClient) -> Responses:
-        """Require an answer of every site."""
-        self.check(run.model)
-        responses = Coordinator.finish(self, program, run, client)
-        responses.require("the end of the agreement on words", run.index)
-        return responses
-
-
-def _agree(rounds: Coordinator, rule: TextRule, program: Program, schedule: Schedule, roster: Roster | None) -> None:
-    parties, name = len(rounds.transport.names()), f"{rounds.name}{SUFFIX}"
-    if rounds.name.endswith(SUFFIX) or not RUN.fullmatch(name):
+def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> None:
+    parties, run = len(coordinator.transport.names()), coordinator.name
+    if run.endswith(SUFFIX) or not RUN.fullmatch(f"{run}{SUFFIX}"):
         raise ParameterError(
             f"A run over texts has a name of at most {64 - len(SUFFIX)} letters, which does not end in {SUFFIX!r}; "
-            f"got {rounds.name!r}. Choose another name."
+            f"got {run!r}. Choose another name."
         )
     if parties < FEWEST_MASKED:
         raise ParameterError(
@@ -77,42 +69,26 @@ def _agree(rounds: Coordinator, rule: TextRule, program: Program, schedule: Sche
             "each of two would know what the other has. Admit more sites, or run over tables."
         )
 
-    def check(last: Message) -> None:
-        _require_enough(rule, program, last)
+    def require_enough(last: Message) -> None:
+        documents = last["documents"]
+        kept = rule.n_kept(documents, int(last["n_documents"][0]))
+        if not kept:
+            raise DataError(
+                f"No word meets the rule: {len(documents)} are in at least {rule.min_documents} documents at each of "
+                f"at least {rule.min_parties} sites, and none of them is in at most {rule.max_share:.0%} of all "
+                "documents. Ask for less in the table words, and begin a new run; or check that all sites have texts "
+                "of one language."
+            )
+        require_words(plan.program, kept)
 
-    own = (rounds.transport, rounds.folder / FOLDER, name, rounds.experiment)
-    words = WordCoordinator(*own, timeout=rounds.timeout, serials=rounds.serials, check=check)
+    masks = masks_for_words(parties, getattr(plan.reduction, "roster", None))
     agreement: Any = rule.rounds
-    for done in words.run(agreement, Schedule(MOST_EXCHANGES, schedule.seed), masks_for_words(parties, roster)):
-        note_step(words.folder / STEPS, done)
+    words = replace(coordinator, folder=folder, name=f"{run}{SUFFIX}")
+    for done in words.rounds(agreement, Schedule(MOST_EXCHANGES, seed), masks, require_enough):
+        tell(note_step(folder / STEPS, done))
 
 
-def _require_enough(rule: TextRule, program: Program, last: Message) -> None:
-    """Refuse to go on with no words, or with fewer than components."""
-    documents, total = last["documents"], int(last["n_documents"][0])
-    kept = rule.n_kept(documents, total)
-    if not kept:
-        raise DataError(
-            f"No word meets the rule: {len(documents)} are in at least {rule.min_documents} documents at each of at "
-            f"least {rule.min_parties} sites, and none of them is in at most {rule.rule.max_share:.0%} of all "
-            "documents. Ask for less in the table words, and begin a new run; or check that all sites have texts of "
-            "one language."
-        )
-    require_words(program, kept)
-
-
-def _context_in(folder: Path) -> str:
-    """The context of masks that follows from the end of the agreement, which all sites were sent."""
-    run = Journal(folder).load()
-    if run is None:
-        raise FileError(
-            f"{folder} has no record of the agreement on words, without which signatures of masked sums cannot be "
-            "checked. Restore it from a backup, or begin a new run."
-        )
-    return words_context_of(run.model["documents"], run.model["n_documents"][0])
-
-
-def note_step(path: Path, done: Round) -> None:
+def note_step(path: Path, done: Round) -> dict[str, Any]:
     """Write the line of a step, which is on the disk already.
 
     A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
@@ -128,3 +104,4 @@ def note_step(path: Path, done: Round) -> None:
         "next": NEXT[Step.read(done.model["step"]).stage],
     }
     append_line(path, line)
+    return line

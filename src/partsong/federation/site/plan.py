@@ -11,9 +11,8 @@ import msgspec
 from partsong.core.interfaces import Layout, Matrix, Program, Reduction
 from partsong.data.conversion import as_matrix
 from partsong.errors import FormatError
-from partsong.federation.experiment import Experiment
+from partsong.federation.experiment import Experiment, RunRequest
 from partsong.federation.ledger import Bounds
-from partsong.federation.policy import RunRequest
 from partsong.federation.site.state import Attempt, without_rare
 from partsong.federation.wire import Denied
 from partsong.privacy.exposure import directions_after

@@ -22,7 +22,7 @@ import numpy as np
 
 from partsong.core.interfaces import Matrix, Message, Program, RowSolver
 from partsong.errors import DivergenceError
-from partsong.federation.method_keys import ONLY_TEXTS
+from partsong.federation.experiment import ONLY_TEXTS
 from partsong.federation.site.state import make_folder
 from partsong.federation.wire import Denied
 from partsong.io.model_file import Model, now, package_versions, save_model

@@ -26,8 +26,7 @@ from partsong.federation.columns import (
     SAME,
     TELL,
     Correspondent,
-    Names,
-    Wanted,
+    find_columns,
     hashed,
     key_mark,
     require_key_mark,
@@ -182,8 +181,10 @@ def _check(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
 def _order(site: Site, request: Request) -> tuple[int, ...]:
     """Where the agreed columns are here; names that are missing go to the log of the site."""
     leaving, nonce = site.policy.leaving(site.data.columns), request.nonce
-    wanted = Wanted(request.body["columns"], nonce.run, str(request.note.get("rule", SAME)))
-    order, unused = Names(leaving, site.key, site.data.hides_names).order(wanted)
+    rule, are_secret = str(request.note.get("rule", SAME)), site.data.hides_names
+    order, unused = find_columns(
+        request.body["columns"], leaving, nonce.run, site.key, rule=rule, are_secret=are_secret
+    )
     if unused and not site.data.hides_names:
         site.log(nonce, "note", f"Columns that are not used: {', '.join(unused)}.")
     places = {name: at for at, name in enumerate(site.data.columns)}

@@ -270,6 +270,17 @@ class VocabularyAgreement(ProgramBase):
         told = {"documents": aggregate["documents"], "n_documents": aggregate["n_documents"]}
         return server, Message({**told, "step": server.step.written(), "chance": np.array([server.chance])})
 
+    @property
+    def rank(self) -> int:
+        """There is no factor."""
+        return 0
+
+    def components(self, server: Count) -> Any:
+        return np.zeros((0, 0))
+
+    def is_over(self, server: Count) -> bool:
+        return server.step.stage == DONE
+
     def metrics(self, server: Count) -> Mapping[str, float]:
         """The bound so far on the probability that a word at too few parties passes, and about how many words do."""
         return {"false_pass": server.chance, "tables": float(server.n_tables), "passing": server.n_passing}
@@ -312,7 +323,7 @@ class VocabularyAgreement(ProgramBase):
         elif after.size > MOST_COUNTERS:
             raise ParameterError(
                 f"About {tally.words:.2g} words of all parties would need tables of {after.size:.2g} counters, and "
-                f"{MOST_COUNTERS:.2g} are the most. Ask for more documents per word.",
+                f"{MOST_COUNTERS:.2g} are the most. Use a larger min_documents.",
                 parameter="min_documents",
             )
         told = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
