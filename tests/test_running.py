@@ -435,7 +435,9 @@ def test_a_run_that_had_come_to_its_end_is_not_gone_on_with():
 
 
 def test_progress_is_constant_memory():
-    progress = Progress.of(float(i) for i in range(10_000))
+    progress = Progress()
+    for i in range(10_000):
+        progress.add(float(i))
     assert len(progress.values) == len(progress.minima) == WINDOW + 1
     assert progress.least == 0.0
 

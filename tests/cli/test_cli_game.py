@@ -151,13 +151,16 @@ class TestGoingOn:
         whole = told(*begin, "--rounds", 6, "-o", "whole.safetensors", "--run-folder", "whole")
         from partsong.training.checkpoint import RunRecorder
 
-        def at_the_fifth(recorder):
+        plain = RunRecorder.watch
+
+        def at_the_fifth(recorder, done, row):
+            plain(recorder, done, row)
             if recorder.checkpoint.index == 5:
                 RunRecorder.save(recorder)
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(RunRecorder, "tick", at_the_fifth)
+            patched.setattr(RunRecorder, "watch", at_the_fifth)
             told(*begin, "--rounds", 6, "-o", "half.safetensors", "--checkpoint", "c.ckpt", code=130)
         again = ["fit", parts, "--resume", "c.ckpt", "--rounds", 6, "-o", "joined.safetensors"]
         joined = told(*again, "--run-folder", "joined")

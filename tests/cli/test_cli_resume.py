@@ -186,7 +186,7 @@ def test_a_resumed_run_keeps_the_traffic_of_its_first_part(invoke, parts, tmp_pa
 def test_a_run_that_was_killed_has_left_its_traffic(invoke, parts, tmp_path, monkeypatch):
     from partsong.training.checkpoint import RunRecorder
 
-    plain = RunRecorder.note
+    plain = RunRecorder.watch
 
     def killed(self, done, row):
         if row.iteration == 3:
@@ -194,7 +194,7 @@ def test_a_run_that_was_killed_has_left_its_traffic(invoke, parts, tmp_path, mon
         plain(self, done, row)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunRecorder, "note", killed)
+        patched.setattr(RunRecorder, "watch", killed)
         invoke("fit", parts, *FIRST, "--record", code=1)
     with (tmp_path / "run/traffic.jsonl").open("a") as file:
         file.write('{"round": 3, "party": "par')

@@ -106,15 +106,6 @@ def _attacks(fit: FederatedFit, witness: Witness) -> Any:
     return tuple(findings(run, truth=truth))
 
 
-def _is_small(matrix: Any) -> bool:
-    """Whether a party's rows may be written out to be compared; of one that has gaps nobody knows them."""
-    return matrix.shape[0] * matrix.shape[1] <= MOST_NUMBERS and not isinstance(matrix, ObservedMatrix)
-
-
-def _rows(matrix: Any) -> Any:
-    return matrix.columns(np.arange(matrix.shape[1]))
-
-
 # ---- result -----------------------------------------------------------------------------------------------------
 
 ENDINGS = {

@@ -374,7 +374,7 @@ class Session(FitObserver):
             change = MAY_CHANGE - {"rounds"} if fit.is_private else MAY_CHANGE
             require_same_run(options.resume, saved, self.settings, data, {*change, "parties"}, output.option)
             left_out[:0] = left_out_before(saved, options.resume)
-        self.recorder = RunRecorder.of(
+        self.recorder = RunRecorder(
             fit,
             {"settings": self.settings, "data": data, "left_out": left_out},
             path=options.checkpoint,

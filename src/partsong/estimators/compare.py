@@ -27,7 +27,7 @@ from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.sparse import SparseMatrix
 from partsong.engines.local import Parallel, side_by_side
 from partsong.errors import ParameterError, PartsongError
-from partsong.estimators.parties import parties_of, shards_of, sound_parties
+from partsong.estimators.parties import read_parties
 from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
 from partsong.methods.registry import Problem
@@ -530,13 +530,9 @@ def compare(
         one_of("start", start, STARTS.names)
     require_verbosity(verbose)
     one_of("faulty", faulty, FAULTY)
-    seed, precision = whole_seed(random_state), precision_of(dtype)
-    missing = dict[str, str]()
-    matrices, labels = parties_of(X, names, parties)
-    if faulty == LEAVE_OUT:
-        matrices, labels, missing = sound_parties(matrices, labels, precision)
+    seed = whole_seed(random_state)
+    shards, columns, missing = read_parties(X, names, parties, seed, precision_of(dtype), leave_out=faulty == LEAVE_OUT)
     exclusions = ExclusionLog(missing)
-    shards, columns = shards_of(matrices, labels, seed, precision)
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
     entered = [_candidate(name, rank, numbers, start) for name in methods]
     warm_up((candidate.program for candidate in entered), shards)

@@ -29,11 +29,9 @@ from partsong.estimators.parties import (
     method_options_of,
     named_parties,
     own_components,
-    parties_of,
+    read_parties,
     require_method,
     require_privacy,
-    shards_of,
-    sound_parties,
     usable_options,
     weights_by_party,
     weights_by_row,
@@ -321,7 +319,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 "A run is kept in run_folder or by an observer. Pass one of them.", parameter="run_folder"
             )
         with held() as interrupts:
-            seed = None if folder is None or not resume else seed_of(folder)
+            seed = folder.settings().get("seed") if folder is not None and resume else None
             job = self._prepare(X, names, parties, seed=seed, record=record)
             job.training.interrupts = interrupts
             if folder is not None:
@@ -547,11 +545,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """All that can be refused is refused here, before the first round; a resumed run has its own seed."""
         began, stop = time.perf_counter(), self.check_settings()
         seed = whole_seed(self.random_state) if seed is None or self.random_state is not None else int(seed)
-        matrices, labels = parties_of(X, names, parties)
-        precision, away, has_gaps = precision_of(self.dtype), dict[str, str](), self.missing == "ignore"
-        if self.faulty == LEAVE_OUT:
-            matrices, labels, away = sound_parties(matrices, labels, precision, has_gaps=has_gaps)
-        shards, columns = shards_of(matrices, labels, seed, precision, has_gaps=has_gaps)
+        has_gaps, leave_out = self.missing == "ignore", self.faulty == LEAVE_OUT
+        shards, columns, away = read_parties(
+            X, names, parties, seed, precision_of(self.dtype), has_gaps=has_gaps, leave_out=leave_out
+        )
         n, m = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         has_noise = self.privacy is not None or (
             not isinstance(self.method, str) and self.method.traits.release is not None
@@ -665,13 +662,6 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             delattr(self, name)
         for name, value in {**columns, **attributes}.items():
             setattr(self, name, value)
-
-
-def seed_of(folder: RunFolder) -> int | None:
-    """The seed of the run in a folder."""
-    settings = folder.settings() if folder.is_unborn else folder.load().about["settings"]
-    seed: int | None = settings.get("seed")
-    return seed
 
 
 # scikit-learn's set_output makes one table of what `fit_transform` returns; here it is one for each party.

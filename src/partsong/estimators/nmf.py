@@ -215,9 +215,14 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def settings(self) -> dict[str, Any]:
         """The settings of the fit as plain data: what model files and checkpoints say."""
         alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
+        solver: Any = self.solver
+        name, parts = solver if isinstance(solver, str) else repr(solver), dict[str, Any]()
+        if not isinstance(solver, str) and is_game(solver):
+            name, parts = "game", solver.settings()
         return {
             "method": "centralised",
-            **self._solver_told(),
+            "solver": name,
+            **parts,
             "init": self.init or "auto",
             "tol": float(self.tol),
             "max_iter": int(self.max_iter),
@@ -264,13 +269,6 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Any:
         return non_negative_tags(super().__sklearn_tags__(), allow_nan=self.missing == "ignore")
-
-    def _solver_told(self) -> dict[str, Any]:
-        """The solver by its name, a game by the names of its parts."""
-        solver: Any = self.solver
-        if isinstance(solver, str):
-            return {"solver": solver}
-        return {"solver": "game", **solver.settings()} if is_game(solver) else {"solver": repr(solver)}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NMF:

@@ -25,6 +25,24 @@ from partsong.methods.registry import private_methods
 from partsong.secure_aggregation.protocol import MaskedSum
 
 
+def read_parties(
+    X: Any,
+    names: Any,
+    parties: Any,
+    seed: int,
+    dtype: np.dtype[Any] | None,
+    *,
+    has_gaps: bool = False,
+    leave_out: bool = False,
+) -> tuple[list[Shard], dict[str, Any], dict[str, str]]:
+    """Parties in any of the forms in which they may be given: shards, columns, and who is left out and why."""
+    matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
+    away: dict[str, str] = {}
+    if leave_out:
+        matrices, labels, away = sound_parties(matrices, labels, dtype, has_gaps=has_gaps)
+    return *shards_of(matrices, labels, seed, dtype, has_gaps=has_gaps), away
+
+
 def shards_of(
     matrices: Any, names: Any, seed: int, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
 ) -> tuple[list[Shard], dict[str, Any]]:
@@ -111,12 +129,7 @@ def _warn_of_unknown_columns(known: Sequence[Any]) -> None:
     unknown = np.flatnonzero(counts == 0)
     if unknown.size:
         of = "it" if unknown.size == 1 else "them"
-        warn_of_unknown(unknown, f"what the model says of {of} means nothing", stacklevel=6)
-
-
-def parties_of(X: Any, names: Any, parties: Any) -> tuple[Any, Any]:
-    """Matrices and names from any of the forms in which parties may be given."""
-    return named_parties(X, names) if parties is None else by_party(X, parties, names)
+        warn_of_unknown(unknown, f"what the model says of {of} means nothing", stacklevel=7)
 
 
 def named_parties(X: Any, names: Any) -> tuple[Any, Any]:

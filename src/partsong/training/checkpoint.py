@@ -1,7 +1,7 @@
 """Checkpoints of a fit: what a run has done so far, kept in a file every few seconds, and how it is resumed from there.
 
     resumed = load_run(path) if resume else None
-    with RunRecorder.of(fit, {"settings": settings, "data": data}, path=path, resumed=resumed) as recorder:
+    with RunRecorder(fit, {"settings": settings, "data": data}, path, resumed=resumed) as recorder:
         training = run(fit, resume=recorder.earlier, watch=recorder.watch)
 
 `training.run_folder` keeps a checkpoint with the other files of a run.
@@ -178,44 +178,35 @@ def another_run(path: str | PathLike[str] | None, differences: list[str]) -> Par
 class RunRecorder:
     """Keeps what a fit has done: a checkpoint file every so many seconds, and recorded traffic.
 
-    `watch` goes to `training.loop.run`. Leaving the block writes the file once more: as a closed one, or, after an
-    error, as one that is under way. With accounts of privacy the file is written after every round, and a round that
-    cannot be noted ends the run; else a full disk is a warning.
+    Of a `resumed` run it begins with what that had done. `watch` goes to `training.loop.run`. Leaving the block writes
+    the file once more: as a closed one, or, after an error, as one that is under way. With accounts of privacy the file
+    is written after every round, and a round that cannot be noted ends the run; else a full disk is a warning.
     """
 
+    fit: Fit
     about: Mapping[str, Any]
     path: Path | None = None
     every: float = 60.0
     traffic: TrafficRecorder | None = None
-    spending: Spending | None = None
-    earlier: ResumePoint | None = None
-    checkpoint: Checkpoint | None = None
-    training: Training = field(default_factory=Training)
-    sent: list[Sent] = field(default_factory=list)
-    saved_at: float = field(default_factory=time.perf_counter)
-    saved_index: int = -1
-    is_under_way: bool = True
+    resumed: SavedRun | None = None
+    earlier: ResumePoint | None = field(init=False, default=None)
+    checkpoint: Checkpoint | None = field(init=False, default=None)
+    training: Training = field(init=False)
+    sent: list[Sent] = field(init=False, default_factory=list)
+    saved_at: float = field(init=False, default_factory=time.perf_counter)
+    saved_index: int = field(init=False, default=-1)
+    is_under_way: bool = field(init=False, default=True)
 
-    @staticmethod
-    def of(
-        fit: Fit,
-        about: Mapping[str, Any],
-        *,
-        path: Path | None = None,
-        every: float = 60.0,
-        traffic: TrafficRecorder | None = None,
-        resumed: SavedRun | None = None,
-    ) -> RunRecorder:
-        """The recorder of a fit; of a `resumed` run it begins with what that had done."""
-        spending = fit.spending
-        every = every if spending is None else 0.0
-        recorder = RunRecorder(about, path, every, traffic, spending)
-        if resumed is not None:
-            charged = resumed if spending is None else resumed.charged(path, spending)
-            recorder.earlier, recorder.checkpoint = charged.earlier, charged.checkpoint
-            recorder.sent = list(charged.sent)
-        recorder.training = training_of(fit, resume=recorder.earlier)
-        return recorder
+    def __post_init__(self) -> None:
+        if self.resumed is not None:
+            run = self.resumed if self.spending is None else self.resumed.charged(self.path, self.spending)
+            self.earlier, self.checkpoint, self.sent = run.earlier, run.checkpoint, list(run.sent)
+        self.training = training_of(self.fit, resume=self.earlier)
+
+    @property
+    def spending(self) -> Spending | None:
+        """The accounts of privacy, where there are some."""
+        return self.fit.spending
 
     def __enter__(self) -> RunRecorder:
         if self.spending is not None:
@@ -237,7 +228,7 @@ class RunRecorder:
         self.checkpoint = done.checkpoint
         if self.traffic is not None:
             self.traffic.note(done)
-        if time.perf_counter() - self.saved_at >= self.every:
+        if self.spending is not None or time.perf_counter() - self.saved_at >= self.every:
             self.save()
 
     def close(self) -> None:

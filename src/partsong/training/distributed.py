@@ -41,7 +41,7 @@ from partsong.solvers.squared_error import solver_of
 from partsong.training.asynchronous import AsyncFollower, Reporting, train_by_arrivals
 from partsong.training.checkpoint import Sent
 from partsong.training.loop import HistoryRow, Measures, StoppingRule, Training, Watch, progress, run
-from partsong.training.result import FinalizationTimer, FitResult, complete, scale_is_free
+from partsong.training.result import FinalizationTimer, FitResult, Reducer, complete, scale_is_free
 from partsong.training.run_folder import MODEL, RESULT, RunFolder
 from partsong.training.simulation import FederatedFit
 
@@ -183,13 +183,12 @@ class RankData:
 
 
 @dataclass(frozen=True, slots=True)
-class RankReducer:
+class RankReducer(Reducer):
     """Ranks that complete a model together. Sent: sums (k × k, and two numbers), as rank 0 has them."""
 
     communicator: Communicator
 
     def jointly(self, work: Callable[[], Result]) -> Result:
-        """work() at this rank, or the error of the first rank where it failed."""
         return together(self.communicator, work)
 
     def total(self, array: np.ndarray) -> np.ndarray:

@@ -131,14 +131,6 @@ class Progress:
     values: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     minima: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
 
-    @staticmethod
-    def of(values: Iterable[float]) -> Progress:
-        """The progress that these values were."""
-        progress = Progress()
-        for value in values:
-            progress.add(value)
-        return progress
-
     @property
     def least(self) -> float:
         """The smallest value so far."""

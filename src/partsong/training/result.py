@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,20 +32,14 @@ ROUNDING = 1e-15
 """A share of ‖X‖ that is nothing."""
 
 
-class Reducer(Protocol):
-    """The processes that complete a model together, each with shards of its own.
+class Reducer:
+    """The processes that complete a model together, each with shards of its own; here it is this one alone.
 
     `jointly` does some work here and fails everywhere where it fails for one; `total` is a sum over all, the same bits
     everywhere.
     """
 
-    def jointly(self, work: Callable[[], Result]) -> Result: ...
-    def total(self, array: np.ndarray) -> np.ndarray: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SingleProcess:
-    """All shards are here."""
+    __slots__ = ()
 
     def jointly(self, work: Callable[[], Result]) -> Result:
         return work()
@@ -81,7 +75,7 @@ def complete(
     shards: Sequence[Shard],
     Ht: Array,
     rescale: bool,
-    among: Reducer = SingleProcess(),
+    among: Reducer = Reducer(),
     keeps_order: bool = False,
 ) -> FitResult:
     """Put H on its scale, solve for every W as `transform` does, and sort by explained share.

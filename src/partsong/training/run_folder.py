@@ -155,7 +155,7 @@ class RunFolder:
         if left_out is not None:
             left_out[:0] = [] if saved is None else left_out_before(saved, place)
             about["left_out"] = left_out
-        return RunRecorder.of(fit, about, path=place, every=every, traffic=traffic, resumed=saved)
+        return RunRecorder(fit, about, place, every, traffic, saved)
 
     def load(self) -> SavedRun:
         """The run as its checkpoint has it; `require_same_run` says whether a fit may resume it."""
