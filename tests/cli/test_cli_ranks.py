@@ -226,8 +226,8 @@ FAILURES = {
     "federated method": (None, ["--method", "fnmf"], 2, "UsageError", "fnmf is for folders of parts"),
     "other start": (None, ["--init", "nndsvd"], 2, "UsageError", "start from random numbers"),
     "another solver": (None, ["--solver", "mu"], 2, "UsageError", "--method"),
-    "checkpoint": (None, ["--checkpoint", "c"], 2, "UsageError", "not with --engine mpi"),
-    "sketch without use": (None, ["--sketch", "count"], 2, "UsageError", "dsanls"),
+    "checkpoint": (None, ["--checkpoint", "c"], 2, "UsageError", "--engine splits one file over ranks"),
+    "sketch without use": (None, ["--sketch", "count"], 2, "UsageError", "has no options"),
 }
 
 IN_SHORT = (

@@ -128,7 +128,7 @@ def one_row(folder):
 
 
 FAILURES = {
-    "one rank": (1, None, [], 2, "UsageError", "asyn-sd needs a server and at least one worker"),
+    "one rank": (1, None, [], 2, "UsageError", "needs a server and at least one worker"),
     "more workers than rows": (3, one_row, [], 1, "ParameterError", "1 rows cannot be split over 2 workers"),
     "no file at a worker": (3, no_file_at_a_worker, [], 1, "FileError", "x.npy: there is no such file"),
     "NaN at a worker": (3, nan_at_a_worker, [], 1, "DataError", "in row 80;"),

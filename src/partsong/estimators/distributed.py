@@ -226,7 +226,9 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
         raise ParameterError(
             f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
         )
-    _require_ranks(method, engine, ranks)
+    sums = one_of("sums", asked["sums"], SUMS)
+    if traits_by_name(method).asynchronous:
+        _require_server(method, engine, sums, ranks)
     require_verbosity(asked["verbose"])
     stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
     alpha_W, alpha_H, l1_ratio = (asked[name] for name in ("alpha_W", "alpha_H", "l1_ratio"))
@@ -245,17 +247,15 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
         time_budget=stop.time_budget,
         n_threads=whole_number("n_threads", asked["n_threads"]),
         engine=engine,
-        sums=one_of("sums", asked["sums"], SUMS),
+        sums=sums,
         ranks=ranks,
         missing=asked["missing"],
         method_options=_plain_options(method, options),
     )
 
 
-def _require_ranks(method: str, engine: str, ranks: int) -> None:
+def _require_server(method: str, engine: str, sums: str, ranks: int) -> None:
     """Asynchronous methods need a server and a worker, and a transport by which the server waits for any of them."""
-    if not traits_by_name(method).asynchronous:
-        return
     if engine != "mpi":
         raise ParameterError(
             f'method={method!r} is asynchronous and needs engine="mpi": its server waits for any rank, and torch has '
@@ -266,6 +266,11 @@ def _require_ranks(method: str, engine: str, ranks: int) -> None:
         raise ParameterError(
             f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more.",
             parameter="method",
+        )
+    if sums != SUMS[0]:
+        raise ParameterError(
+            f"sums={sums!r} is not for method={method!r}, whose server takes in one rank at a time. Leave it out.",
+            parameter="sums",
         )
 
 
