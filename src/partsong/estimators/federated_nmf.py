@@ -19,10 +19,9 @@ from sklearn.utils.validation import check_is_fitted
 from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
-from partsong.core.interfaces import Alignment, Array, Matrix, Program, Round, Schedule
+from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import held
-from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
 from partsong.estimators.parties import (
@@ -40,6 +39,7 @@ from partsong.estimators.persistence import fitted_attributes, load_fitted, pena
 from partsong.estimators.validation import (
     MISSING,
     check_weights,
+    matrix_of,
     non_negative_tags,
     one_of,
     precision_of,
@@ -47,8 +47,6 @@ from partsong.estimators.validation import (
     require_verbosity,
     solver_told,
     stop_of,
-    validated,
-    validated_cells,
     whole_seed,
 )
 from partsong.methods.privacy_request import Privacy, RowPrivacy, masks_for, privacy_from, privacy_told
@@ -375,12 +373,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         products may be rounded otherwise. With missing="ignore" it is fitted to its known cells; without any, w = 0.
         """
         check_is_fitted(self)
-        precision = self.components_.dtype
-        matrix: Matrix
-        if self.missing == "ignore":
-            matrix = validated_cells(self, X, reset=False, dtype=precision)
-        else:
-            matrix = as_matrix(validated(self, X, reset=False, dtype=precision), precision)
+        matrix = matrix_of(self, X, self.components_.dtype, reset=False)
         with runtime.kernels_on(runtime.available()):
             return self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 

@@ -18,7 +18,6 @@ from sklearn.utils.validation import check_is_fitted
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix, Outcome, UpdateRule
 from partsong.core.parameters import whole_number
-from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
 from partsong.estimators.persistence import fitted_attributes, load_fitted, save_fitted
 from partsong.estimators.validation import (
@@ -27,6 +26,7 @@ from partsong.estimators.validation import (
     check_init_factors,
     check_weights,
     is_game,
+    matrix_of,
     non_negative_tags,
     one_of,
     penalties_of,
@@ -39,8 +39,6 @@ from partsong.estimators.validation import (
     row_solver_of,
     stop_of,
     threads_of,
-    validated,
-    validated_cells,
     whole_seed,
 )
 from partsong.solvers.initialization import InitialFactors
@@ -188,8 +186,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         Each row is solved alone; in other company its products may be rounded otherwise.
         """
         check_is_fitted(self)
-        precision = self.components_.dtype
-        matrix = self._matrix(X, precision, reset=False)
+        matrix = matrix_of(self, X, self.components_.dtype, reset=False)
         with runtime.kernels_on(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
@@ -287,7 +284,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _fit(self, X: Any, W: Any, H: Any, observer: FitObserver | None) -> FitResult:
         began, observer = time.perf_counter(), FitObserver() if observer is None else observer
         stop, most, is_sketched = self.check_settings(), int(self.max_iter), self.solver == "sanls"
-        matrix = self._matrix(X, precision_of(self.dtype), reset=True)
+        matrix = matrix_of(self, X, precision_of(self.dtype), reset=True)
         rank, seed = rank_of(self._wanted_rank(H), matrix.shape), whole_seed(self.random_state)
         config = CentralizedConfig(
             rank,
@@ -331,7 +328,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.check_settings()
         if H is None:
             raise ParameterError("update_H=False needs H (k × m).")
-        matrix = self._matrix(X, precision_of(self.dtype), reset=True)
+        matrix = matrix_of(self, X, precision_of(self.dtype), reset=True)
         rank = rank_of(self._wanted_rank(H, is_custom=True), matrix.shape)
         given = check_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False).astype(
             matrix.dtype, copy=False
@@ -358,11 +355,6 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             return self.n_components
         is_used = is_custom or self.init == "custom"
         return len(H) if is_used and hasattr(H, "__len__") and getattr(H, "ndim", 2) == 2 else None
-
-    def _matrix(self, X: Any, precision: Any, *, reset: bool) -> Matrix:
-        if self.missing == "ignore":
-            return validated_cells(self, X, reset=reset, dtype=precision)
-        return as_matrix(validated(self, X, reset=reset, dtype=precision), precision)
 
     def _solver(self) -> SquaredError | ObservedRows:
         return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)

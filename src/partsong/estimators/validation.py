@@ -18,7 +18,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import fresh_seed
-from partsong.data.conversion import array_of, form_errors
+from partsong.data.conversion import array_of, as_matrix, form_errors
 from partsong.data.observed import ObservedMatrix, observed
 from partsong.data.scan import SHOWN, column_labels, column_names
 from partsong.data.table import Table
@@ -39,19 +39,21 @@ from partsong.training import centralized
 from partsong.training.loop import StoppingRule
 
 
-def validated(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> Any:
-    """X as an array or sparse matrix that can be factorized (`reset`) or transformed.
+def matrix_of(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> Matrix:
+    """X as a matrix that can be factorized (`reset`) or transformed; with missing="ignore" its known cells.
 
     Names and width are remembered or compared; `dtype` is the precision to compute in where it is not that of X.
     """
+    if estimator.missing == "ignore":
+        return _known_cells(estimator, X, dtype, reset=reset)
     rows = numbers_of(X)
     agree_on_columns(estimator, X, reset=reset)
     require = require_factorizable if reset else require_transformable
     require(rows, column_names(X), dtype)
-    return rows
+    return as_matrix(rows, dtype)
 
 
-def validated_cells(estimator: Any, X: Any, *, reset: bool, dtype: Any = None) -> ObservedMatrix:
+def _known_cells(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> ObservedMatrix:
     """The known cells of X; columns of which nothing is known are told of in a fit."""
     rows = numbers_with_gaps(X)
     agree_on_columns(estimator, X, reset=reset)
