@@ -98,12 +98,16 @@ def _attacks(fit: FederatedFit, witness: Witness) -> Any:
     layout, is_asynchronous = Layout.of(fit.shards, fit.schedule.seed), isinstance(fit.engine, Asynchronous)
     run = RecordedRun(witness.traffic, fit.program, layout, fit.reduction, is_asynchronous)
     truth = {
-        shard.name: shard.matrix.columns(np.arange(shard.matrix.shape[1]))
+        shard.name: _rows(shard.matrix)
         for shard in fit.shards
         if shard.matrix.shape[0] * shard.matrix.shape[1] <= MOST_NUMBERS
         and not isinstance(shard.matrix, ObservedMatrix)
     }
     return tuple(findings(run, truth=truth))
+
+
+def _rows(matrix: Any) -> Any:
+    return matrix.columns(np.arange(matrix.shape[1]))
 
 
 # ---- result -----------------------------------------------------------------------------------------------------
