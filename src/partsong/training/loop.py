@@ -383,8 +383,8 @@ def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iter
             raise
         training.ended = Outcome.BUDGET_SPENT
     except DivergenceError as error:
-        if training.best is None:
-            raise
+        if training.best is None or not training.rounds:
+            raise  # in the middle of the first round there is nothing better to keep
         training.ended = Outcome.DIVERGED
         training.trouble = " ".join((str(error), *getattr(error, "__notes__", ())))
 
