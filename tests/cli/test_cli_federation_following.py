@@ -18,7 +18,7 @@ from partsong.federation.flower import control as following
 from partsong.federation.flower.control import ServerError, Status
 from partsong.federation.locks import holder_of
 from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import RunPlace, forget_failure
+from partsong.federation.setup.server_folder import RunPlace, forget_failure
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and locks")
 

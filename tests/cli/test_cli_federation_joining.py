@@ -23,7 +23,8 @@ from partsong.federation.audit_log import Audit
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held
-from partsong.federation.setup import credentials, site_folder, site_policy
+from partsong.federation.policy import is_used
+from partsong.federation.setup import credentials, site_folder
 from partsong.federation.setup.credentials import Card, Kit, SharedKey
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
@@ -240,7 +241,7 @@ def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_
         SiteFolder.joining(new, kit, here / "rows.npy", {}, SharedKey(bytes(16)))
 
     while cut_off(joined, number):
-        if site_policy.is_used(new):
+        if is_used(new):
             assert (new / "site.toml").exists()
             assert (new / "shared.key").exists()
         joined()

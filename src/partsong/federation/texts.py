@@ -12,12 +12,11 @@ import numpy as np
 
 from partsong.core.interfaces import Matrix, Message, Program
 from partsong.errors import DataError, ParameterError, PartsongError
-from partsong.federation.experiment import Experiment
+from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.signing import words_context_of
 from partsong.federation.site.consent import roster_among
 from partsong.federation.site.plan import Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
-from partsong.federation.text_rule import TextRule
 from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.write import replacing
 from partsong.secure_aggregation.crypto import fingerprint

@@ -27,17 +27,17 @@ from partsong.federation.locks import held, holder_of, is_held
 from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
 from partsong.federation.server.setup_phase import require_same_sites
 from partsong.federation.setup.credentials import Card, require_name, write
-from partsong.federation.setup.run_place import (
+from partsong.federation.setup.server_folder import (
     TIMEOUT,
     RunPlace,
     RunSettings,
+    ServerFolder,
     is_starting,
     number_in,
     require_not_ended,
     result_in,
     settings_in,
 )
-from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
 from partsong.federation.wire import way_to_result

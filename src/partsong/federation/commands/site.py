@@ -20,10 +20,9 @@ from partsong.errors import DataError, FileError, FormatError, ParameterError, P
 from partsong.federation.columns import ONE_NAME, twins
 from partsong.federation.flower import site_process
 from partsong.federation.locks import is_held
-from partsong.federation.policy import Policy
+from partsong.federation.policy import Policy, answer_rare_columns, has_policy, says_rare_columns, terms_in
 from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint, write
 from partsong.federation.setup.site_folder import USUAL_COLUMN, SiteFolder, are_texts, texts_at
-from partsong.federation.setup.site_policy import answer_rare_columns, has_policy, says_rare_columns, terms_in
 from partsong.federation.transports.files import answer_in
 from partsong.io.opening import Wanted
 

@@ -20,11 +20,9 @@ from typing import Any, TypeVar
 from partsong import errors
 from partsong.errors import FileError, MissingExtra, PartsongError, PartyError
 from partsong.federation.locks import holder_of, is_held
-from partsong.federation.server.progress import WAITING, Lines, Tell
-from partsong.federation.server.words import STEPS
+from partsong.federation.server.progress import AGREEMENT, STEPS, WAITING, Lines, Tell
 from partsong.federation.setup.credentials import require_address, write
-from partsong.federation.setup.run_place import RunPlace, number_in, result_in
-from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.server_folder import RunPlace, ServerFolder, number_in, result_in
 
 HERE = "127.0.0.1"
 """Where the server's own machine calls it."""
@@ -296,7 +294,7 @@ class News:
     @staticmethod
     def from_now(place: RunPlace) -> News:
         """Without what is there."""
-        paths = (place.state / "words" / STEPS, place.progress, place.state / WAITING)
+        paths = (place.state / AGREEMENT / STEPS, place.progress, place.state / WAITING)
         return News(place, tuple(Lines.to_come(path) for path in paths), _identity(place.result))
 
     @property

@@ -1,8 +1,9 @@
 """What is told of a run while it is worked on: files of lines of JSON, which `status` and `run` follow.
 
-progress.jsonl         a line for each exchange, in order
-state/waiting.jsonl    for whom the run waits: {"waiting": names, "answered": replies so far, "of": requests}, without
-                       the numbers in an asynchronous run
+progress.jsonl           a line for each exchange, in order
+state/words/steps.jsonl  a line for each step of an agreement on words
+state/waiting.jsonl      for whom the run waits: {"waiting": names, "answered": replies so far, "of": requests},
+                         without the numbers in an asynchronous run
 
 They are for people; the record of a run is its journal. A process that is killed can leave an incomplete line, which
 the next line replaces.
@@ -20,8 +21,17 @@ from typing import Any
 from partsong.core.interfaces import Round
 from partsong.federation.server.state import AsyncRunState, RunState
 from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
+from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES, TABLES, WORDS, Step
 
 WAITING = "waiting.jsonl"
+AGREEMENT, STEPS = "words", "steps.jsonl"
+"""The folder of an agreement on words, in that of its run, and the file of its steps."""
+NEXT = {
+    TABLES: "tables of hashes",
+    WORDS: "the words",
+    FREQUENCIES: "documents with each word",
+    DONE: "nothing",
+}
 UNKNOWN = "its process ended before it could tell of this exchange: bytes and seconds are not known"
 FIRST, SELDOM = 5.0, 120.0
 """Seconds before the second line on waiting, and the longest between two; each pause is twice the one before."""
@@ -105,6 +115,25 @@ def _last_heard(record: RunState) -> list[str]:
     if isinstance(record, AsyncRunState):
         return [] if record.index - 1 in record.faults else [record.order[-1]]
     return sorted(record.cohort or ())
+
+
+def note_step(path: Path, done: Round) -> dict[str, Any]:
+    """Write the line of a step, which is on the disk already.
+
+    A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
+    """
+    line = {
+        "step": done.index + 1,
+        "steps": MOST_EXCHANGES,
+        "participants": list(done.participants),
+        "refused": dict(done.refused),
+        "bytes_up": dict(done.bytes_up),
+        "bytes_down": int(done.bytes_down),
+        "seconds": round(done.seconds, 3),
+        "next": NEXT[Step.read(done.model["step"]).stage],
+    }
+    append_line(path, line)
+    return line
 
 
 @dataclass(slots=True)

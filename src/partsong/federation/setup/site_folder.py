@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError
 from partsong.federation.locks import held, is_held
-from partsong.federation.policy import Policy
+from partsong.federation.policy import POLICY, Policy, has_policy, policy_in, require_policy
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import (
     Card,
@@ -44,7 +44,6 @@ from partsong.federation.setup.credentials import (
     same_fingerprint,
     write,
 )
-from partsong.federation.setup.site_policy import POLICY, has_policy, policy_in, require_policy
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site

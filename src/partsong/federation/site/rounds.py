@@ -16,8 +16,8 @@ from partsong.core.interfaces import Ask, Message, Occasion, Shard
 from partsong.engines.party import Party, PartyState
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit
+from partsong.federation.experiment import DrawnSchedule
 from partsong.federation.ledger import Books, Cost
-from partsong.federation.participation import DrawnSchedule
 from partsong.federation.site.consent import Consent, known_in_sum
 from partsong.federation.site.plan import Plan, attempt_in, names_in
 from partsong.federation.site.state import Attempt, RunFolder, Sent, Started, Tally, Worked

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING
 
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError
 from partsong.federation.locks import held
-from partsong.federation.setup.run_place import RunPlace
 from partsong.federation.signing import Sign, Verify, Way, identity
 from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
 
 if TYPE_CHECKING:
-    from partsong.federation.setup.server_folder import ServerFolder
+    from partsong.federation.setup.server_folder import RunPlace, ServerFolder
     from partsong.federation.setup.site_folder import SiteFolder
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
