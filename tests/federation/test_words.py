@@ -462,7 +462,7 @@ def test_a_word_is_in_no_reason_of_a_refusal(finished):
     data = federation.site("east").texts.counted(
         federation.experiment.text_rule.weighing(federation.agreed_in_process())
     )
-    with pytest.raises(Denied, match="1 of the agreed words"):
+    with pytest.raises(Denied, match="no longer here: 1 of them"):
         data.order((*data.columns, RARE["east"]))
 
 

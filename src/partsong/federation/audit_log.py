@@ -25,7 +25,7 @@ from partsong.errors import BrokenChain, FileError, FormatError, ParameterError
 from partsong.federation.chain import NOTHING, Chain, Line
 from partsong.federation.toml_files import Count
 from partsong.federation.wire import Refusal, Reply
-from partsong.io.write import replacing
+from partsong.io.write import write_text
 
 REFUSALS = "refusals"
 """The file with the counts, beside the log."""
@@ -169,8 +169,7 @@ class RefusalCounts:
 
     def save(self, log: Path) -> None:
         """On the disk when this returns."""
-        with replacing(log.with_name(REFUSALS), private=True) as draft:
-            draft.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        write_text(log.with_name(REFUSALS), json.dumps(asdict(self)) + "\n", private=True)
 
 
 def _today() -> str:

@@ -19,10 +19,10 @@ from partsong.errors import FileError, ParameterError
 from partsong.federation.experiment import METHODS, RunRequest, TextRule
 from partsong.federation.exposure_limit import REFUSE, allowed, counted, rare_columns
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.setup.credentials import write
 from partsong.federation.site.state import supports_of
 from partsong.federation.toml_files import FINITE, Count, Positive, load_toml, one_of, parse_table
 from partsong.federation.wire import Denied
+from partsong.io.write import write_text
 from partsong.privacy.accounting import check_budget
 from partsong.privacy.exposure import LIMITS, MEANING, Exposure, Support, per_direction
 from partsong.privacy.spending import USUAL_DELTA
@@ -254,7 +254,7 @@ def answer_rare_columns(folder: Path, answer: str) -> None:
     """Write it into a site.toml that does not say it yet."""
     if not says_rare_columns(folder):
         place = folder / "site.toml"
-        write(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), answer))
+        write_text(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), answer))
 
 
 # ---- terms ------------------------------------------------------------------------------------------------------

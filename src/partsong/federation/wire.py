@@ -35,12 +35,11 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
+from partsong.federation.transports.base import MOST_BYTES
 from partsong.io.state_file import read_state, write_state
 
 # ---- wire -------------------------------------------------------------------------------------------------------
 
-MOST_BYTES = 1 << 31
-"""A longer message is refused before it is looked at."""
 MOST_HEADER_BYTES = 1 << 22
 MOST_NUMBER = 1 << 53
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -26,7 +26,7 @@ from partsong.federation.flower import control, server_process
 from partsong.federation.locks import held, holder_of, is_held
 from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
 from partsong.federation.server.setup_phase import require_same_sites
-from partsong.federation.setup.credentials import Card, require_name, write
+from partsong.federation.setup.credentials import Card, require_name
 from partsong.federation.setup.server_folder import (
     TIMEOUT,
     RunPlace,
@@ -41,6 +41,7 @@ from partsong.federation.setup.server_folder import (
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
 from partsong.federation.wire import way_to_result
+from partsong.io.write import write_bytes
 
 # ---- federation server ------------------------------------------------------------------------------------------
 
@@ -344,7 +345,7 @@ def run(
     typer.echo(f"seed {seed}", err=as_json)
     try:
         with held(place.command, f"Another command follows run {place.name!r}"):
-            write(place.settings, msgspec.json.encode(settings))
+            write_bytes(place.settings, msgspec.json.encode(settings))
             told = _run_to_end(server, place, drop, tell)
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
@@ -447,7 +448,7 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     if before is None and place.folder.exists():
         _forget(place)
     make_folder(place.folder)
-    write(place.experiment, written)
+    write_bytes(place.experiment, written)
     return place, wanted.seed
 
 

@@ -21,8 +21,9 @@ from partsong import errors
 from partsong.errors import FileError, MissingExtra, PartsongError, PartyError
 from partsong.federation.locks import holder_of, is_held
 from partsong.federation.server.progress import AGREEMENT, STEPS, WAITING, Lines, Tell
-from partsong.federation.setup.credentials import require_address, write
+from partsong.federation.setup.credentials import require_address
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder, number_in, result_in
+from partsong.io.write import write_text
 
 HERE = "127.0.0.1"
 """Where the server's own machine calls it."""
@@ -322,7 +323,7 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
                 if not is_told:
                     tell({"starting": place.name})
                 is_told, number = True, control.start(place.name)
-                write(place.number, str(number))
+                write_text(place.number, str(number))
             try:
                 status = _watched(control, number, news, tell)
             except KeyboardInterrupt:

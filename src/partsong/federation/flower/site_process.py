@@ -31,11 +31,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from partsong.federation.flower.control import ServerError, app_bundle, distrust, require_flower, set_quiet
-from partsong.federation.locks import held
-from partsong.federation.setup.credentials import write
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.state import write_down
 from partsong.federation.transports.flower import answer_to, content_of
+from partsong.io.write import write_text
 
 PAUSE = 2.0
 LAPSE = 120.0
@@ -59,7 +58,7 @@ def join(site: SiteFolder) -> None:
     require_flower()
     set_quiet(site.path / "flower")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with held(site.path / "node.lock", "The node of this site runs already"):
+    with site.serving():
         answer = site.answering()
         with present(site, _tell) as node:
             try:
@@ -154,7 +153,7 @@ def _let_in(client: Any, public_key: Any, site: SiteFolder) -> int:
                 raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
             time.sleep(PAUSE)
         else:
-            write(place, str(number))
+            write_text(place, str(number))
             return number
 
 

@@ -36,7 +36,6 @@ from partsong.federation.server.progress import (
     note_step,
 )
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
-from partsong.federation.setup.credentials import write
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder, forget_failure, settings_in
 from partsong.federation.signing import bound_to, words_context_of
 from partsong.federation.site.plan import Build, Plan, plan_of
@@ -45,6 +44,7 @@ from partsong.federation.transports.base import Transport
 from partsong.federation.transports.flower import Flower
 from partsong.federation.wire import NOT_IN, RUN
 from partsong.io.model_file import Model, now, package_versions, save_model
+from partsong.io.write import write_text
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.agreement.protocol import MOST_EXCHANGES, masks_for_words
 from partsong.topics.fitting import require_words
@@ -235,7 +235,7 @@ def summary_of(record: RunState) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 # ---- words of texts -------------------------------------------------------------------------------------------------

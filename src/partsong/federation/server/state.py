@@ -34,7 +34,7 @@ from partsong.federation.locks import locked
 from partsong.federation.site.state import Attempt, make_folder
 from partsong.federation.toml_files import Count
 from partsong.federation.wire import load_state, save_state
-from partsong.io.write import replacing
+from partsong.io.write import write_text
 from partsong.privacy.accounting import Accounts
 
 Unheard = Mapping[str, Sequence[Attempt]]
@@ -89,6 +89,10 @@ class RunState:
     def silent(self) -> dict[int, dict[str, int]]:
         """Who dropped out in which round and phase, for the same Schedule."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
+
+    def counted_notes(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """For each site, which of its works is in the history of the model."""
+        return {name: {"counted": list(self.counted[name]) if name in self.counted else None} for name in names}
 
     def without_starts(self, lost: Collection[str]) -> Self:
         """The run after sites have lost their files: they are started again before the next round."""
@@ -270,8 +274,7 @@ class ReleaseCounters:
             kept = self._read()
             after = larger(kept, seen)
             if after != kept:
-                with replacing(self.path, private=True) as draft:
-                    draft.write_text(json.dumps(after, sort_keys=True) + "\n", encoding="utf-8")
+                write_text(self.path, json.dumps(after, sort_keys=True) + "\n", private=True)
 
     def _read(self) -> dict[str, int]:
         if self.path is None or not self.path.exists():

@@ -31,7 +31,7 @@ from partsong.errors import FileError, FormatError, MissingExtra, ParameterError
 from partsong.federation.site.state import make_folder
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
 from partsong.federation.transports.files import NAME
-from partsong.io.write import replacing
+from partsong.io.write import write_bytes
 from partsong.secure_aggregation import crypto
 
 # ---- certificates -----------------------------------------------------------------------------------------------
@@ -175,12 +175,6 @@ def _signed(built: Any, key: Any, signing: Any) -> Pair:
 
 
 # ---- files ------------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """A file, whole or not at all; one that is `private` is for its owner alone."""
-    with replacing(path, private=private) as draft:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def read_file(path: Path, way_out: str) -> bytes:
@@ -408,7 +402,7 @@ class Kit:
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
                 archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
-        write(path, packed.getvalue())
+        write_bytes(path, packed.getvalue())
 
     @staticmethod
     def read(path: Path) -> Kit:

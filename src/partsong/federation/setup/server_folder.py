@@ -40,13 +40,13 @@ from partsong.federation.setup.credentials import (
     read_file,
     require_address,
     require_name,
-    write,
 )
 from partsong.federation.signing import COORDINATOR, Signed, Verify, public_key, signer, verifier
 from partsong.federation.toml_files import load_toml, save_toml
 from partsong.federation.transports.base import Transport
 from partsong.federation.transports.files import Folders
 from partsong.federation.wire import RUN
+from partsong.io.write import write_bytes, write_text
 
 CONTROL_BYTES = 32
 CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}".encode())
@@ -94,10 +94,10 @@ class ServerFolder:
         authority = credentials.new_authority(name)
         for folder in (path, path / "sites", path / "kits", path / "runs", path / "flower"):
             make_private(folder)
-        write(path / "ca.crt", authority.certificate)
-        write(path / "ca.key", authority.key, private=True)
-        write(path / "control.key", secrets.token_hex(CONTROL_BYTES), private=True)
-        write(path / "coordinator.key", secrets.token_bytes(32), private=True)
+        write_bytes(path / "ca.crt", authority.certificate)
+        write_bytes(path / "ca.key", authority.key, private=True)
+        write_text(path / "control.key", secrets.token_hex(CONTROL_BYTES), private=True)
+        write_bytes(path / "coordinator.key", secrets.token_bytes(32), private=True)
         made = ServerFolder(path, name, address)
         made._certify(authority)
         save_toml(path / "federation.toml", file)
@@ -243,7 +243,7 @@ class ServerFolder:
 
     def set_node(self, site: str, number: int) -> None:
         """It was registered."""
-        write(self.path / "sites" / f"{site}.node", str(number))
+        write_text(self.path / "sites" / f"{site}.node", str(number))
 
     def roster(self) -> Listed:
         """Of all cards that were taken in; also in a file, to be sent to all, which is written where it is another."""
@@ -251,7 +251,7 @@ class ServerFolder:
         found = Listed(self.name, keys, self.coordinator, credentials.fingerprint(self.authority))
         place = self.path / "roster.toml"
         if not place.exists() or place.read_bytes() != found.written():
-            write(place, found.written())
+            write_bytes(place, found.written())
         return found
 
     def invite(self, site: str, place: Path | None = None) -> Path:
@@ -286,8 +286,8 @@ class ServerFolder:
 
     def _certify(self, authority: Pair) -> None:
         server = credentials.new_server_certificate(authority, require_address(self.address)[0])
-        write(self.path / "server.key", server.key, private=True)
-        write(self.path / "server.crt", server.certificate)
+        write_bytes(self.path / "server.key", server.key, private=True)
+        write_bytes(self.path / "server.crt", server.certificate)
 
 
 # ---- run ------------------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from partsong.core.streams import stream
+MOST_BYTES = 1 << 31
+"""A longer message is refused before it is looked at."""
 
 # ---- replies ----------------------------------------------------------------------------------------------------
 #
@@ -73,23 +74,6 @@ class Transport(Replies, Protocol):
 def first_come(waiting: Sequence[str]) -> str | None:
     """In the order in which they were asked."""
     return next(iter(waiting), None)
-
-
-def by_seed(seed: int) -> Turn:
-    """In an order that a seed decides."""
-    draw = stream(seed, "turns")
-    return lambda waiting: waiting[int(draw.integers(len(waiting)))] if waiting else None
-
-
-def by_list(names: Iterable[str]) -> Turn:
-    """In this order; after its end as they were asked."""
-    left = iter(tuple(names))
-
-    def turn(waiting: Sequence[str]) -> str | None:
-        name = next(left, None)
-        return first_come(waiting) if name is None else name if name in waiting else None
-
-    return turn
 
 
 @dataclass(frozen=True, slots=True)

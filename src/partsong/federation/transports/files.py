@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError
-from partsong.federation.locks import held
 from partsong.federation.signing import Sign, Verify, Way, identity
-from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
+from partsong.federation.transports.base import MOST_BYTES, Heard, Lost, Transport, all_replies
 
 if TYPE_CHECKING:
     from partsong.federation.setup.server_folder import RunPlace, ServerFolder
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 REQUEST = re.compile(r"([0-9a-f]{32})\.request")
 REPLY = re.compile(r"([0-9a-f]{32})\.reply")
-MOST_BYTES = 1 << 31
 POLL = 0.5
 NO_REPLY = "no reply file in time"
 
@@ -54,7 +52,7 @@ def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None
     if not inbox.is_dir():
         missing = inbox if drop.is_dir() else drop
         tell(f"Waiting for requests in {inbox}; {missing} does not exist yet. Check the path if a run has begun.")
-    with held(site.path / "node.lock", "The node of this site runs already"):
+    with site.serving():
         for word in mailbox.serve(party.answer, math.inf, POLL):
             tell(word)
 
