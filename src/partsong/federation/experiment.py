@@ -26,6 +26,7 @@ from partsong.federation.toml_files import FINITE, Positive, parse_table, read_t
 from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
 from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
+from partsong.secure_aggregation.protocol import MaskedSum
 from partsong.topics.agreement.protocol import VocabularyAgreement
 from partsong.topics.fitting import weighting_of
 from partsong.topics.shared_vocabulary import AGREE, LONGEST, WordRule
@@ -246,8 +247,22 @@ class Experiment:
         """Build plain sums, or masked sums among the parties of a roster."""
         if not self.masked:
             return InTheOpen()
-        masks: Reduction = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
-        return masks_over(masks, self.method, n_parties, self.fraction) if self.is_of_topics else masks
+        masks = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
+        return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
+
+    def _over_drawn(self, masks: MaskedSum, n_parties: int) -> MaskedSum:
+        """Masked sums for a method of topics. Refuse rounds over too few sites.
+
+        A method with constant sums (fedlda) needs all sites in every sum: two sums of which one lacks a site differ,
+        summed over topics, by how often that site uses each word.
+        """
+        present = self._n_drawn(n_parties)
+        if present < masks.fewest:
+            raise ParameterError(
+                f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would "
+                "know what the other has sent. Raise participation, admit more sites, or set masked = false."
+            )
+        return replace(masks, fewest=n_parties) if methods.method(self.method).constant_sums else masks
 
     def schedule(self, n_parties: int) -> Schedule:
         """Build the schedule: all sites in each round, or some that are drawn from the seed."""
@@ -268,7 +283,14 @@ class Experiment:
         """
         counts_sums = self.is_asynchronous or methods.method(self.method).counts_exchanges
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
-        return RunRequest(self.method, self.rank, rounds, drawn(n_parties, self.fraction), self.masked)
+        return RunRequest(self.method, self.rank, rounds, self._n_drawn(n_parties), self.masked)
+
+    def _n_drawn(self, n_parties: int) -> int:
+        """Count the sites in each round."""
+        if self.fraction == 1:
+            return n_parties
+        names = tuple(map(str, range(n_parties)))
+        return n_parties - len(sample_participants(names, 1, self.fraction, 0).get(0, ()))
 
 
 KEYS = tuple(dict.fromkeys((*(one.name for one in fields(Experiment) if one.name != "options"), *METHOD_KEYS)))
@@ -385,29 +407,6 @@ class DrawnSchedule(Schedule):
         away = _away(tuple(sorted(names)), self.rounds, self.fraction, self.seed).get(index, frozenset())
         absent = {index: away | self.absent.get(index, frozenset())}
         return Schedule(self.rounds, self.seed, absent).participants(names, index)
-
-
-def drawn(n_parties: int, fraction: float) -> int:
-    """The number of parties in each round."""
-    if fraction == 1:
-        return n_parties
-    names = tuple(map(str, range(n_parties)))
-    return n_parties - len(sample_participants(names, 1, fraction, 0).get(0, ()))
-
-
-def masks_over(masks: Any, method: str, n_parties: int, fraction: float) -> Any:
-    """Masked sums for a method of topics. Refuse rounds over too few sites.
-
-    A method with constant sums (fedlda) needs all sites in every sum: two sums of which one lacks a site differ, summed
-    over topics, by how often that site uses each word.
-    """
-    present = drawn(n_parties, fraction)
-    if present < masks.fewest:
-        raise ParameterError(
-            f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would know "
-            "what the other has sent. Raise participation, admit more sites, or set masked = false."
-        )
-    return replace(masks, fewest=n_parties) if methods.method(method).constant_sums else masks
 
 
 @lru_cache(maxsize=8)

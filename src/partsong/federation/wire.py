@@ -486,3 +486,8 @@ def load_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None =
     if not isinstance(found, kind):
         raise DamagedState(f"{path}: holds {type(found).__name__}, not {kind.__name__}. Restore it from a backup.")
     return found
+
+
+def find_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None = None) -> Stored | None:
+    """Read a state of this class; None where there is no file."""
+    return load_state(path, kind, given) if path.exists() else None

@@ -26,7 +26,7 @@ from partsong.federation.flower import control, server_process
 from partsong.federation.locks import held, holder_of, is_held
 from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
 from partsong.federation.server.setup_phase import require_same_sites
-from partsong.federation.setup.credentials import Card, require_name
+from partsong.federation.setup.credentials import Card
 from partsong.federation.setup.server_folder import (
     TIMEOUT,
     RunPlace,
@@ -40,6 +40,7 @@ from partsong.federation.setup.server_folder import (
 )
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
+from partsong.federation.transports.base import require_name
 from partsong.federation.wire import way_to_result
 from partsong.io.write import write_bytes
 

@@ -88,14 +88,16 @@ def app_bundle() -> bytes:
     return bytes(build_fab_from_files({"pyproject.toml": names.read_bytes()})[0])
 
 
-def distrust(error: BaseException) -> str:
-    """Why a certificate was not accepted, where that is behind an error of a connection; else nothing."""
+def require_trusted(error: BaseException, address: str, way_out: str) -> None:
+    """Raise ServerError where the error of a connection is that a certificate was not accepted."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(seen):
-            return getattr(seen, "verify_message", "") or str(seen)
+            why = getattr(seen, "verify_message", "") or str(seen)
+            raise ServerError(
+                f"Who answers at {address} has no certificate by the authority of this federation ({why}). {way_out}"
+            ) from error
         seen = seen.__cause__ or seen.__context__
-    return ""
 
 
 def shown_certificate(server: ServerFolder) -> bytes:
@@ -216,12 +218,9 @@ class Control:
             try:
                 return call()
             except httpx.TransportError as error:
-                if why := distrust(error):
-                    raise ServerError(
-                        f"Who answers at {self.address} has no certificate by the authority of this federation "
-                        f"({why}). If it has expired, renew it, then end the server, and start it again: partsong "
-                        f"federation init {quote(str(self.folder))} --renew"
-                    ) from error
+                renewing = f"partsong federation init {quote(str(self.folder))} --renew"
+                way_out = f"If it has expired, renew it, then end the server, and start it again: {renewing}"
+                require_trusted(error, self.address, way_out)
                 if not left:
                     raise ServerError(
                         f"No server answers at {self.address} ({type(error).__name__}). A run that it was at goes on "

@@ -119,7 +119,7 @@ def run_over(
     opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = lambda line: None
 ) -> Told:
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
-    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process"):
         forget_failure(place)
         began = time.perf_counter()
 

@@ -21,7 +21,7 @@ from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.setup_phase import start_request, start_sites
-from partsong.federation.server.site_client import SiteClient
+from partsong.federation.server.site_client import SiteClient, not_heard
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState
 from partsong.federation.transports.base import Lost
 from partsong.federation.wire import USUAL, Kind, Nonce, Refusal, Request, error_of, way_on
@@ -322,5 +322,4 @@ class PendingRequests:
             raise error
 
     def _lost(self, name: str) -> SiteLost:
-        nonce, _ = self.out[name]
-        return SiteLost(f"Site {name!r} was not heard in round {nonce.round}: nothing came in time.")
+        return not_heard(name, self.out[name][0], "nothing came in time")

@@ -30,7 +30,7 @@ from typing import Any
 from partsong.errors import FileError, FormatError, MissingExtra, ParameterError
 from partsong.federation.site.state import make_folder
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
-from partsong.federation.transports.files import NAME
+from partsong.federation.transports.base import require_name
 from partsong.io.write import write_bytes
 from partsong.secure_aggregation import crypto
 
@@ -311,16 +311,6 @@ class Listed:
 def same_fingerprint(one: str, other: str) -> bool:
     """Whether two are the same to people: dashes, blanks and capitals do not count."""
     return re.sub(r"[-:\s]", "", one).lower() == re.sub(r"[-:\s]", "", other).lower()
-
-
-def require_name(name: str, whose: str) -> str:
-    """A name that can be that of a folder everywhere."""
-    if not NAME.fullmatch(name):
-        raise ParameterError(
-            f"{whose} cannot be called {name[:60]!r}. Use letters, digits, dots and dashes, at most 100, and begin "
-            "with a letter or digit."
-        )
-    return name
 
 
 def key_in(text: str) -> bytes:

@@ -39,11 +39,10 @@ from partsong.federation.setup.credentials import (
     read_certificate,
     read_file,
     require_address,
-    require_name,
 )
 from partsong.federation.signing import COORDINATOR, Signed, Verify, public_key, signer, verifier
 from partsong.federation.toml_files import load_toml, save_toml
-from partsong.federation.transports.base import Transport
+from partsong.federation.transports.base import Transport, require_name
 from partsong.federation.transports.files import Folders
 from partsong.federation.wire import RUN
 from partsong.io.write import write_bytes, write_text

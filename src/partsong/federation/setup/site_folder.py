@@ -41,7 +41,6 @@ from partsong.federation.setup.credentials import (
     read_certificate,
     read_file,
     require_address,
-    require_name,
     same_fingerprint,
 )
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
@@ -49,6 +48,7 @@ from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
+from partsong.federation.transports.base import require_name
 from partsong.io.opening import Wanted
 from partsong.io.read import read_wanted
 from partsong.io.write import write_bytes, write_text

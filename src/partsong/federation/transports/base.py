@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from partsong.errors import ParameterError
+
 MOST_BYTES = 1 << 31
 """A longer message is refused before it is looked at."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def require_name(name: str, whose: str) -> str:
+    """Return a name that can be that of a folder everywhere; ParameterError where it cannot."""
+    if not NAME.fullmatch(name):
+        raise ParameterError(
+            f"{whose} cannot be called {name[:60]!r}. Use letters, digits, dots and dashes, at most 100, and begin "
+            "with a letter or digit."
+        )
+    return name
+
 
 # ---- replies ----------------------------------------------------------------------------------------------------
 #
