@@ -18,8 +18,7 @@ import numpy as np
 
 from partsong.federation.commands import demo
 from partsong.federation.flower.control import QUIET, Control, controlling
-from partsong.federation.setup.run_place import RunPlace
-from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.server_folder import RunPlace, ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 
 RANK, COLUMNS, ROWS = 10, 2000, 200

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from partsong.core.interfaces import Message
 from partsong.errors import BrokenChain
-from partsong.federation.audit_log import Audit
-from partsong.federation.audit_report import verified
+from partsong.federation.audit_log import Audit, verified
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 

@@ -17,9 +17,8 @@ pytest.importorskip("cryptography")
 
 from partsong.cli.main import app
 from partsong.federation.experiment import Experiment, with_seed
-from partsong.federation.policy import Policy
+from partsong.federation.policy import POLICY, Policy, with_rare_columns
 from partsong.federation.setup.server_folder import ServerFolder
-from partsong.federation.setup.site_policy import POLICY, with_rare_columns
 
 WORDS = ("bounded", "unknown", "guess", "membership", "entries", "rows")
 

@@ -20,8 +20,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import holder_of
 from partsong.federation.server.launch import record_in, run_experiment, run_over
-from partsong.federation.setup.run_place import require_not_ended
-from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.server_folder import ServerFolder, require_not_ended
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
 from partsong.federation.transports.base import InProcess

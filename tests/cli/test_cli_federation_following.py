@@ -17,8 +17,8 @@ from partsong.federation.commands.status import _run_told
 from partsong.federation.flower import control as following
 from partsong.federation.flower.control import ServerError, Status
 from partsong.federation.locks import holder_of
-from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import RunPlace, forget_failure
+from partsong.federation.setup.server_folder import RunPlace, forget_failure
+from partsong.io.write import write_text
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and locks")
 
@@ -187,7 +187,7 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
 def test_a_failure_that_has_come_since_the_start_is_kept(place, monkeypatch):
     class Failing(Control):
         def start(self, name):
-            write(place.result, FAILED.replace("east", "north"))
+            write_text(place.result, FAILED.replace("east", "north"))
             return super().start(name)
 
     place.result.write_text(FAILED)

@@ -18,12 +18,12 @@ pytest.importorskip("cryptography")
 
 from partsong.cli.main import app
 from partsong.errors import FileError, FormatError, PartsongError
-from partsong.federation import toml_files
 from partsong.federation.audit_log import Audit
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held
-from partsong.federation.setup import credentials, site_folder, site_policy
+from partsong.federation.policy import is_used
+from partsong.federation.setup import site_folder
 from partsong.federation.setup.credentials import Card, Kit, SharedKey
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
@@ -215,8 +215,7 @@ def cut_off(monkeypatch):
             return replacing(path, private=private)
 
         with monkeypatch.context() as patched:
-            for module in (credentials, toml_files):
-                patched.setattr(module, "replacing", counted)
+            patched.setattr("partsong.io.write.replacing", counted)
             try:
                 call()
             except CutOff:
@@ -240,7 +239,7 @@ def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_
         SiteFolder.joining(new, kit, here / "rows.npy", {}, SharedKey(bytes(16)))
 
     while cut_off(joined, number):
-        if site_policy.is_used(new):
+        if is_used(new):
             assert (new / "site.toml").exists()
             assert (new / "shared.key").exists()
         joined()

@@ -27,11 +27,11 @@ from partsong.federation.commands.server import Engine
 from partsong.federation.flower import control, server_process, site_process
 from partsong.federation.locks import held
 from partsong.federation.setup import credentials, server_folder
-from partsong.federation.setup.credentials import Card, Kit, require_address, write
+from partsong.federation.setup.credentials import Card, Kit, require_address
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports import files
-from partsong.io.write import replacing
+from partsong.io.write import replacing, write_bytes
 
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nseed = 1\n'
 
@@ -188,10 +188,10 @@ def test_a_renewal_that_was_killed_between_its_two_files_is_told_and_mended_by_a
     def killed(place, content, *, private=False):
         if place.name == "server.crt":
             raise KeyboardInterrupt
-        write(place, content, private=private)
+        write_bytes(place, content, private=private)
 
     with monkeypatch.context() as dying:
-        dying.setattr(server_folder, "write", killed)
+        dying.setattr(server_folder, "write_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
             server.renewed()
     said = invoke("federation", "serve", "--folder", server.path, code=1).stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from partsong.core.interfaces import Schedule, Shard
-from partsong.core.streams import key
+from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
@@ -18,7 +18,7 @@ from partsong.federation.server.launch import run_experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.service import Site
-from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.transports.base import InProcess, Lost, first_come
 from partsong.federation.wire import Kind, Request
 from partsong.privacy.exposure import Exposure
 from partsong.privacy.randomness import InsecureSource
@@ -80,6 +80,23 @@ class Federation:
         plan, record = self.plan(), self.record()
         schedule = Schedule(plan.exchanges, self.experiment.seed, record.absent(), record.silent(), **changes)
         return list(Sequential().run(plan.program, shards_of(self.names), schedule, reduction=plan.reduction))
+
+
+def by_seed(seed):
+    """The turns of sites in an order that a seed decides."""
+    draw = stream(seed, "turns")
+    return lambda waiting: waiting[int(draw.integers(len(waiting)))] if waiting else None
+
+
+def by_list(names):
+    """The turns of sites in this order; after its end as they were asked."""
+    left = iter(tuple(names))
+
+    def turn(waiting):
+        name = next(left, None)
+        return first_come(waiting) if name is None else name if name in waiting else None
+
+    return turn
 
 
 def model_of(done):

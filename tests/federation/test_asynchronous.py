@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from federations import Federation, Killed, Killer, model_of, shards_of
+from federations import Federation, Killed, Killer, by_list, by_seed, model_of, shards_of
 
 from partsong.core.interfaces import Message, Schedule
 from partsong.engines.virtual_clock import Asynchronous, RecordedOrder
@@ -20,7 +20,7 @@ from partsong.federation.server import remote_arrivals
 from partsong.federation.server.launch import record_in, run_experiment, summary_of
 from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.site.plan import plan_of
-from partsong.federation.transports.base import InProcess, Lost, all_replies, by_list, by_seed
+from partsong.federation.transports.base import InProcess, Lost, all_replies
 from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state
 
 METHODS = ("asyn-sd", "asyn-ssd-v")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_site import recorded
 
 from partsong.errors import FormatError
-from partsong.federation.audit_report import row_of
+from partsong.federation.audit_log import row_of
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget

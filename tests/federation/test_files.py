@@ -266,7 +266,7 @@ def test_an_error_of_ours_is_told_and_the_next_request_is_answered(tmp_path):
 
 @pytest.mark.parametrize("name", ["../up", "", "a/b", ".x"])
 def test_a_party_s_name_is_a_folder_s_name(tmp_path, name):
-    with pytest.raises(ParameterError, match="name of a folder"):
+    with pytest.raises(ParameterError, match="cannot be called"):
         Folders(tmp_path, lambda text: b"", {name: lambda signature, text: True})
 
 

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from federations import Killed
+from federations import Killed, by_seed
 
 pytest.importorskip("cryptography")
 
 from partsong.federation.commands import demo
 from partsong.federation.server.launch import run_over
 from partsong.federation.server.progress import Lines
-from partsong.federation.transports.base import InProcess, by_seed
+from partsong.federation.transports.base import InProcess
 
 SITES = demo.NAMES[:3]
 ROUNDS = {

@@ -12,8 +12,7 @@ from test_site_books import hello_of
 from test_site_limits import in_the_open, lines_of, said
 
 from partsong.federation import audit_log
-from partsong.federation.audit_log import MOST_DIFFERENT, REFUSALS
-from partsong.federation.audit_report import verified
+from partsong.federation.audit_log import MOST_DIFFERENT, REFUSALS, verified
 from partsong.federation.wire import Kind, Nonce, Request
 
 MANY = 200

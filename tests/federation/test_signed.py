@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partsong.errors import FormatError, ParameterError, SiteLost, SiteRefused, UploadError
-from partsong.federation.audit_report import sound_lines
+from partsong.federation.audit_log import sound_lines
 from partsong.federation.experiment import Experiment
 from partsong.federation.signing import (
     ADDED_BYTES,

@@ -73,12 +73,12 @@ def test_who_has_not_answered_is_told_now_and_then(clock):
 
 
 def test_who_answers_at_once_is_not_told_of_and_arrivals_have_no_number(clock):
-    told, sent = [], []
-    transport = Telling(Slow(clock, {"east": 1.0}), told.append, lambda: sent.append(clock()))
+    told = []
+    transport = Telling(Slow(clock, {"east": 1.0}), told.append)
     assert transport.ask({"east": b"?"}, 600.0) == {"east": b"east"}
     told.clear()
     assert transport.ask({"east": b"?"}, 600.0) == {"east": b"east"}
-    assert (told, sent) == ([], [100.0, 101.0])
+    assert told == []
     transport.push({"north": b"?"}, 600.0)
     assert transport.arrived(6.0) is None
     assert told == [{"waiting": ["north"]}]

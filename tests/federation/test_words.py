@@ -24,14 +24,13 @@ from partsong.core.interfaces import Message
 from partsong.errors import DataError, ParameterError, PartyError, SiteLost, SiteRefused
 from partsong.federation.chain import Chain
 from partsong.federation.columns import find_columns, hashed, labels_of
-from partsong.federation.experiment import Experiment
+from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.site.state import RunFolder
-from partsong.federation.text_rule import TextRule
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
 from partsong.topics.shared_vocabulary import prepare
@@ -463,7 +462,7 @@ def test_a_word_is_in_no_reason_of_a_refusal(finished):
     data = federation.site("east").texts.counted(
         federation.experiment.text_rule.weighing(federation.agreed_in_process())
     )
-    with pytest.raises(Denied, match="1 of the agreed words"):
+    with pytest.raises(Denied, match="no longer here: 1 of them"):
         data.order((*data.columns, RARE["east"]))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "federation"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "laws"))
 
-from federations import NAMES, Federation, noisy_plan
+from federations import NAMES, Federation, by_seed, noisy_plan
 from method_tables import (
     ALONE,
     ASYNCHRONOUS,
@@ -51,7 +51,7 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.engines.virtual_clock import Asynchronous
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.transports.base import InProcess, by_seed
+from partsong.federation.transports.base import InProcess
 from partsong.methods import build
 from partsong.methods.averaging import Consensus
 from partsong.methods.dsanls import SketchExchange

@@ -12,8 +12,7 @@ import pytest
 
 from partsong import NMF, FederatedNMF, FederatedTopicModel, TopicModel, load_model
 from partsong.errors import DamagedState, FormatError
-from partsong.federation.audit_log import Audit
-from partsong.federation.audit_report import verified
+from partsong.federation.audit_log import Audit, verified
 from partsong.federation.consistency import compare
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.server.state import RunState

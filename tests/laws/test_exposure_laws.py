@@ -24,8 +24,7 @@ from partsong.data.table import Table
 from partsong.engines.local import Sequential
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.federation.exposure_limit import ZERO
-from partsong.federation.policy import Policy, PrivacyBudget
-from partsong.federation.setup.site_policy import Terms
+from partsong.federation.policy import Policy, PrivacyBudget, Terms
 from partsong.io.party_folder import write_parts
 from partsong.methods import build
 from partsong.methods.fnmf import LONG_ROUNDS

@@ -23,8 +23,7 @@ from partsong.federation.audit_log import Audit, Departure, Departures
 from partsong.federation.chain import RESTORE
 from partsong.federation.ledger import Books, OpeningBalance, Place, SiteLedger
 from partsong.federation.locks import locked
-from partsong.federation.policy import Policy
-from partsong.federation.setup.site_policy import has_policy
+from partsong.federation.policy import Policy, has_policy
 from partsong.federation.wire import Denied
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA

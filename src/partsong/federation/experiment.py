@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import codecs
+import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from msgspec import Meta
 
 from partsong import methods
 from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Program, Reduction, Schedule
 from partsong.core.parameters import nearest, read_toml
+from partsong.engines.rounds import sample_participants
 from partsong.errors import ParameterError
 from partsong.estimators.parties import require_privacy
 from partsong.estimators.validation import stop_of
-from partsong.federation.participation import DrawnSchedule, drawn, masks_over
-from partsong.federation.text_rule import TextRule
 from partsong.federation.toml_files import FINITE, Positive, parse_table, read_table, require_known
 from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
 from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
+from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.topics.agreement.protocol import VocabularyAgreement
+from partsong.topics.fitting import weighting_of
+from partsong.topics.shared_vocabulary import AGREE, LONGEST, WordRule
+from partsong.topics.tokenizer import Words
+from partsong.topics.vocabulary import TFIDF, Vocabulary, Weighing
 
 METHODS = tuple(dict.fromkeys((*methods.names(), *methods.names(methods.TEXTS))))
 """All that an experiment can name, and a site can allow."""
@@ -239,8 +247,22 @@ class Experiment:
         """Build plain sums, or masked sums among the parties of a roster."""
         if not self.masked:
             return InTheOpen()
-        masks: Reduction = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
-        return masks_over(masks, self.method, n_parties, self.fraction) if self.is_of_topics else masks
+        masks = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
+        return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
+
+    def _over_drawn(self, masks: MaskedSum, n_parties: int) -> MaskedSum:
+        """Masked sums for a method of topics. Refuse rounds over too few sites.
+
+        A method with constant sums (fedlda) needs all sites in every sum: two sums of which one lacks a site differ,
+        summed over topics, by how often that site uses each word.
+        """
+        present = self._n_drawn(n_parties)
+        if present < masks.fewest:
+            raise ParameterError(
+                f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would "
+                "know what the other has sent. Raise participation, admit more sites, or set masked = false."
+            )
+        return replace(masks, fewest=n_parties) if methods.method(self.method).constant_sums else masks
 
     def schedule(self, n_parties: int) -> Schedule:
         """Build the schedule: all sites in each round, or some that are drawn from the seed."""
@@ -261,7 +283,14 @@ class Experiment:
         """
         counts_sums = self.is_asynchronous or methods.method(self.method).counts_exchanges
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
-        return RunRequest(self.method, self.rank, rounds, drawn(n_parties, self.fraction), self.masked)
+        return RunRequest(self.method, self.rank, rounds, self._n_drawn(n_parties), self.masked)
+
+    def _n_drawn(self, n_parties: int) -> int:
+        """Count the sites in each round."""
+        if self.fraction == 1:
+            return n_parties
+        names = tuple(map(str, range(n_parties)))
+        return n_parties - len(sample_participants(names, 1, self.fraction, 0).get(0, ()))
 
 
 KEYS = tuple(dict.fromkeys((*(one.name for one in fields(Experiment) if one.name != "options"), *METHOD_KEYS)))
@@ -282,3 +311,104 @@ def with_seed(path: Path, before: Experiment | None) -> tuple[Experiment, bytes]
         return wanted, text
     seed = secrets.randbits(SEED_BITS) if before is None else before.seed
     return replace(wanted, seed=seed), f"seed = {seed}\n".encode() + text.removeprefix(codecs.BOM_UTF8)
+
+
+# ---- words of texts -------------------------------------------------------------------------------------------------
+#
+# The table [words]: which words of texts a run is about, and the program that agrees on them.
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """The keys of [words], with the names and defaults of `FederatedTopicModel`.
+
+    Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_share`
+    of all documents are dropped, and the `max_words` most frequent ones are kept. `weighting`: what a word weighs, by
+    default what the method takes. There is no key for a pattern: sites do not run expressions that a server sends.
+    """
+
+    min_documents: Positive = 1
+    min_parties: Positive = 2
+    max_words: Positive | None = None
+    max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    longest_word: Positive = LONGEST
+    weighting: str | None = None
+    language: str = "english"
+    stop_words: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    shortest: Positive = 2
+    lower: bool = True
+    strip_accents: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.rule, self.words  # which check what goes beyond types
+
+    @staticmethod
+    def from_table(table: Any, method: str) -> TextRule:
+        """Parse the table of an experiment with that method."""
+        found = parse_table(table, TextRule, "words")
+        return replace(found, weighting=weighting_of(found.weighting, method))
+
+    @property
+    def rule(self) -> WordRule:
+        """Which words are kept."""
+        limits = self.min_documents, self.min_parties, self.max_words, self.max_share, self.longest_word
+        return WordRule(AGREE, *limits)
+
+    @property
+    def words(self) -> Words:
+        """What a word is."""
+        return Words(
+            self.language,
+            self.stop_words,
+            shortest=self.shortest,
+            lower=self.lower,
+            strip_accents=self.strip_accents,
+        )
+
+    @property
+    def rounds(self) -> VocabularyAgreement:
+        """The program by which sites agree on the words."""
+        return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.longest_word)
+
+    @property
+    def told(self) -> str:
+        """The rule as one text, equal at all sites that were asked for the same."""
+        rule = [self.min_documents, self.min_parties, self.max_words, self.longest_word, float(self.max_share)]
+        return json.dumps([rule, self.weighting, self.words.to_json()])
+
+    def n_kept(self, documents: Any, n_documents: int) -> int:
+        """Count the agreed words that are kept, from their document frequencies, which is all that a server knows."""
+        few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_share) * max(1, n_documents)))
+        return few if self.max_words is None else min(few, self.max_words)
+
+    def weighing(self, agreed: Vocabulary) -> Weighing:
+        """The words that are kept, and what they weigh."""
+        kept = self.rule.pruned(agreed)
+        frequencies = (kept.documents, kept.n_documents) if self.weighting == TFIDF else ()
+        return Weighing(self.words, Vocabulary(kept.words), *frequencies)
+
+
+# ---- drawn sites ----------------------------------------------------------------------------------------------------
+#
+# Rounds over some of the sites, drawn from the seed of the experiment, as methods of topics allow.
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSchedule(Schedule):
+    """Rounds over max(1, round(fraction·N)) sites each, as `engines.rounds.sample_participants` draws them.
+
+    Sites that are `absent` from a round are missing as well.
+    """
+
+    fraction: float = 1.0
+
+    def participants(self, names: Sequence[str], index: int) -> tuple[str, ...]:
+        """The names that are drawn for a round, without those that are absent, in name order."""
+        away = _away(tuple(sorted(names)), self.rounds, self.fraction, self.seed).get(index, frozenset())
+        absent = {index: away | self.absent.get(index, frozenset())}
+        return Schedule(self.rounds, self.seed, absent).participants(names, index)
+
+
+@lru_cache(maxsize=8)
+def _away(names: tuple[str, ...], rounds: int, fraction: float, seed: int) -> dict[int, frozenset[str]]:
+    return sample_participants(names, rounds, fraction, seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,15 +11,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from unicodedata import normalize
 
+import numpy as np
 from msgspec import Meta
 
-from partsong.errors import ParameterError
-from partsong.federation.experiment import METHODS, RunRequest
-from partsong.federation.text_rule import TextRule
+from partsong.core.parameters import read_toml
+from partsong.errors import FileError, ParameterError
+from partsong.federation.experiment import METHODS, RunRequest, TextRule
+from partsong.federation.exposure_limit import REFUSE, allowed, counted, rare_columns
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.site.state import supports_of
 from partsong.federation.toml_files import FINITE, Count, Positive, load_toml, one_of, parse_table
 from partsong.federation.wire import Denied
+from partsong.io.write import write_text
 from partsong.privacy.accounting import check_budget
-from partsong.privacy.exposure import LIMITS, Exposure
+from partsong.privacy.exposure import LIMITS, MEANING, Exposure, Support, per_direction
 from partsong.privacy.spending import USUAL_DELTA
 
 UNNAMED = tuple(name for name in METHODS if name != "secure-dsanls")
@@ -157,3 +164,170 @@ class Policy:
         return tuple(
             name for name in columns if any(fnmatchcase(normalize("NFC", name), pattern) for pattern in patterns)
         )
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+#
+# site.toml as a first join writes it. From then on the file belongs to the site, and is not written again but for the
+# answer about columns that few rows use.
+
+POLICY = """# What this site lets itself be asked for. It is read here alone, and no message can change it.
+# Remove the # before a line to set it; an unknown key is an error.
+
+# recipes = ["exact", "fedavg"]     # others are refused; without this line: all but secure-dsanls
+# minimum_rows = 100                # without this line: twice the rank or more, where uploads are seen one by one;
+                                    # not beside a budget about rows, which it would break
+minimum_parties = 3                 # fewer in a sum are refused
+maximum_rounds = 1000               # in one run
+# maximum_runs = 20                 # over all time; without this line: any number
+masked = true                       # the server sees sums alone
+minimum_mask_bound = 1e6            # a smaller mask_bound is refused: with a refusal your numbers are compared with it
+maximum_exposure = "membership"     # what may be computed from all sums that ever leave without noise: "guess",
+                                    # "membership", "entries" or "rows" (docs/privacy.md). By default rounds × rank of
+                                    # all runs together is at most half the rows that use the rarest column
+# rare_columns = "refuse"           # "zero": columns that too few rows use are set to zero in runs
+# other_rows_since = 120            # a line of state/ledger.jsonl, after which the rows are others than before
+# directions_before = 0             # rounds × rank of runs by partsong 0.1.0, whose ledger does not say it
+# columns = ["gene-*"]              # names or patterns of those that may leave; without this line: all
+# tell_names = false                # without this line: a site of the roster that lacks columns, and knows the same
+                                    # shared key, is told their names; sealed, so that the server cannot read them.
+                                    # Not about words of texts: all sites learn those that they agree on
+
+# [words]                           # of runs over texts
+# allowed = true                    # false: none
+# minimum_documents = 5             # an experiment that asks for words in fewer texts of a site is refused; else: 1
+# minimum_parties = 3               # and at fewer sites; without this line: 2
+
+# [privacy]                         # over everything that this site releases from now on
+# epsilon = 3.0
+# unit = "row"
+# noiseless_before = 0              # releases without noise that there were before, which epsilon does not cover
+"""
+
+LEFT = ("joined.toml", "card.toml", "roster.toml", "results")
+
+
+def is_used(folder: Path) -> bool:
+    """Whether the site has joined here, or has ever answered. A first join that was cut off leaves keys and empty
+    folders, and no more.
+    """
+    state = folder / "state"
+    return any((folder / name).exists() for name in LEFT) or (state.is_dir() and any(state.iterdir()))
+
+
+def has_policy(folder: Path) -> bool:
+    """Whether site.toml says anything, were it a comment: an empty one would allow more than the usual policy."""
+    place = folder / "site.toml"
+    return place.exists() and bool(place.read_bytes().removeprefix(codecs.BOM_UTF8).strip())
+
+
+def require_policy(folder: Path) -> None:
+    """Refuse a folder that was used and has lost its site.toml: a new one would have no budget."""
+    if not has_policy(folder) and is_used(folder):
+        place = folder / "site.toml"
+        raise FileError(
+            f"{place} is {'empty' if place.exists() else 'missing'}, but this site has taken part before: what it "
+            "allows, and its budget, are unknown. Restore your backup, or write a new policy there yourself."
+        )
+
+
+def with_rare_columns(policy: str, answer: str) -> str:
+    """The text of a site.toml that also says what to do about columns that few rows use."""
+    line, commented = f'rare_columns = "{answer}"', '# rare_columns = "refuse"'
+    return policy.replace(commented, line, 1) if commented in policy else f"{line}\n{policy}"
+
+
+def policy_in(folder: Path) -> Policy:
+    """The one that is there, or that a first join would make; FileError where it is gone."""
+    require_policy(folder)
+    if has_policy(folder):
+        return Policy.read(folder / "site.toml")
+    return Policy.from_table(tomllib.loads(POLICY))
+
+
+def says_rare_columns(folder: Path) -> bool:
+    """Whether site.toml says what to do about columns that few rows use."""
+    return has_policy(folder) and "rare_columns" in read_toml(folder / "site.toml")
+
+
+def answer_rare_columns(folder: Path, answer: str) -> None:
+    """Write it into a site.toml that does not say it yet."""
+    if not says_rare_columns(folder):
+        place = folder / "site.toml"
+        write_text(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), answer))
+
+
+# ---- terms ------------------------------------------------------------------------------------------------------
+
+LIMITED = """  Of {most} combinations of your rows that may leave, {sent} have left; a run that needs more is refused.
+  (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.)
+  This holds for a coordinator that follows the protocol. One that sends models it crafted can read single rows, and
+  only noise (epsilon) prevents that. Masks hide which site a row is from, and nothing else here.
+  Exposure {level}"""
+UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): from enough rounds your rows can be computed
+  back, with masks too. {sent} combinations of them have left. Only noise (epsilon) prevents that."""
+OF_TEXTS = """  Most words are in few texts, so that sums of texts without noise give the texts away. Methods that send
+  sums ("exact", "fnmf", "fedlda") are refused unless site.toml says maximum_exposure = "rows"; "fednmf" sends H alone,
+  for which no law is known."""
+PLANS = (10, 40, 100)
+"""Rounds × rank for which a site reads how many of its columns too few rows use."""
+
+
+def terms_in(folder: Path) -> Terms:
+    """Of the site in a folder, for it to read."""
+    policy, books = policy_in(folder), SiteLedger(folder / "state" / "ledger.jsonl").books()
+    stated = policy.directions_before
+    sent = books.directions(policy.other_rows_since) + (stated or 0)
+    return Terms(policy, sent, books.uncounted(policy.other_rows_since) if stated is None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A site's policy, the combinations of rows that have left, and releases that the ledger has not counted."""
+
+    policy: Policy
+    sent: int
+    uncounted: int
+
+    def of_texts(self) -> str:
+        """For a site that holds texts."""
+        if self.policy.maximum_exposure is Exposure.ROWS:
+            return UNLIMITED.format(sent=self.sent)
+        return OF_TEXTS
+
+    def of_table(self, X: Any, columns: Sequence[int]) -> tuple[str, bool]:
+        """For a site that holds a table of which these columns may leave; and whether too few rows use some of them."""
+        if self.policy.privacy is not None:
+            return f"  site.toml has a budget: uploads without noise are refused. {MEANING[Exposure.BOUNDED]}", False
+        counts, limit = supports_of(X)[list(columns)], self.policy.maximum_exposure
+        support = Support.from_counts(int(X.shape[0]), counts)
+        if (most := support.most_directions(limit)) is None:
+            return UNLIMITED.format(sent=self.sent), False
+        now = support.exposure(self.sent)
+        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
+        masked = "; under masks their number is rounded up to a power of two" if self.policy.masked else ""
+        numbers = {"most": allowed(most, self.policy.masked), "sent": self.sent, "rarest": support.rarest}
+        said = [LIMITED.format(**numbers, rows=support.rows, masked=masked, level=level)]
+        rare = self._of_rare(X, columns, counts)
+        if rare:
+            refuses = self.policy.rare_columns == REFUSE
+            said += [*rare, f"  Such columns {'make this site refuse the run' if refuses else 'are zero in runs'}."]
+        if self.uncounted:
+            said.append(
+                f"  {self.uncounted} releases of partsong 0.1.0 are in the ledger, which does not say how many "
+                "combinations they\n  sent. Runs without noise are refused until site.toml says it (directions_before)."
+            )
+        return "\n".join(said), bool(rare)
+
+    def _of_rare(self, X: Any, columns: Sequence[int], counts: np.ndarray) -> list[str]:
+        """A line for each plan for which some columns, and not all of them, are used by too few rows."""
+        said, each = [], per_direction(self.policy.maximum_exposure)
+        for plan in PLANS:
+            least = each * counted(self.sent + plan, self.policy.masked)
+            count, share = rare_columns(X, tuple(columns), least)
+            if count and bool((counts >= least).any()):
+                said.append(
+                    f"  For {plan} more, fewer than {least} rows use {count} of {len(counts)} columns, which hold "
+                    f"{share:.2%} of the squared norm."
+                )
+        return said

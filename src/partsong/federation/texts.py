@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,14 +12,13 @@ import numpy as np
 
 from partsong.core.interfaces import Matrix, Message, Program
 from partsong.errors import DataError, ParameterError, PartsongError
-from partsong.federation.experiment import Experiment
+from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.signing import words_context_of
 from partsong.federation.site.consent import roster_among
 from partsong.federation.site.plan import Data, Plan, experiment_in
 from partsong.federation.site.state import Attempt, RunFolder, require_same
-from partsong.federation.text_rule import TextRule
 from partsong.federation.wire import Denied, Kind, Request
-from partsong.io.write import replacing
+from partsong.io.write import write_bytes
 from partsong.secure_aggregation.crypto import fingerprint
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.agreement.protocol import MOST_EXCHANGES, Candidate, agreed_vocabulary, masks_for_words
@@ -74,14 +73,6 @@ class TextData(Data):
     def run_of(self, name: str) -> str:
         """A run and its agreement are one."""
         return name.removesuffix(SUFFIX)
-
-    def order(self, columns: Sequence[str]) -> tuple[int, ...]:
-        places = {name: at for at, name in enumerate(self.columns)}
-        missing = sum(name not in places for name in columns)
-        if missing:
-            told = f"{missing} of the agreed words are no longer those of this run."
-            raise Denied("columns", told, {"missing": missing, "extra": 0})
-        return tuple(places[name] for name in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +134,8 @@ def facing(site: Site, texts: Texts, request: Request) -> Site:
     run = request.nonce.run
     if request.nonce.kind is Kind.NAMES:
         raise Denied("names", "Words of texts are not told to others, but by the agreement on words.")
-    told = experiment_in(request.note) if request.nonce.kind in (Kind.HELLO, Kind.START) else _started(site, run)
+    is_new = request.nonce.kind in (Kind.HELLO, Kind.START)
+    told = experiment_in(request.note) if is_new else site.started(run).experiment
     rule = Experiment.from_table(told).text_rule
     if rule is None:
         raise Denied("texts", "This site holds texts, and the experiment has no table words. It is for tables.")
@@ -153,7 +145,7 @@ def facing(site: Site, texts: Texts, request: Request) -> Site:
     if run.endswith(SUFFIX):
         return _agreeing(site, texts, rule, run)
     name = f"{run}{SUFFIX}"
-    if request.nonce.kind is Kind.START and (started := RunFolder(site.folder / "runs" / name).started()) is not None:
+    if request.nonce.kind is Kind.START and (started := site.run_folder(name).started()) is not None:
         require_same(texts.held(rule, name, site.roster), started)  # these are the texts that words were agreed on over
     return _counting(site, texts, rule, told, run)
 
@@ -198,15 +190,8 @@ def has_own_counts(agreed: Vocabulary, held: HeldWords) -> bool:
 
 def keep_vocabulary(folder: Path, weighing: Weighing) -> None:
     """The words beside the result of a run, one a line in the order of the columns: for its owner alone."""
-    with replacing(folder / LISTED, private=True) as draft:
-        draft.write_text("".join(f"{word}\n" for word in weighing.names), encoding="utf-8", errors="surrogatepass")
-
-
-def _started(site: Site, run: str) -> Mapping[str, Any]:
-    started = RunFolder(site.folder / "runs" / run).started()
-    if started is None:
-        raise Denied("not-started", f"Run {run!r} was not started here.")
-    return started.experiment
+    listed = "".join(f"{word}\n" for word in weighing.names)
+    write_bytes(folder / LISTED, listed.encode("utf-8", "surrogatepass"), private=True)
 
 
 def _require_allowed(site: Site, texts: Texts, rule: TextRule) -> None:
@@ -223,7 +208,7 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
     """The site in an agreement. All parties are in every sum, also where some of them are drawn for each round after
     that: two sums that differ by one party would tell its words to whoever has the key.
     """
-    roster = roster_among(site.roster, RunFolder(site.folder / "runs" / run).started())
+    roster = roster_among(site.roster, site.run_folder(run).started())
     policy = replace(site.policy, minimum_parties=max(site.policy.minimum_parties, len(roster or ())))
 
     def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
@@ -240,8 +225,7 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
 
 
 def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any], run: str) -> Site:
-    files = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}")
-    agreed = files.agreed()
+    agreed = site.run_folder(f"{run}{SUFFIX}").agreed()
     if agreed is None:
         told_at = (
             f"Sites have not agreed on words for {run!r}, or this one has not heard the end of it, or has lost its "

@@ -27,7 +27,7 @@ from msgspec import Meta, inspect
 
 from partsong.core.parameters import nearest, read_toml
 from partsong.errors import FormatError, ParameterError, PartsongError
-from partsong.io.write import replacing
+from partsong.io.write import write_text
 
 T = TypeVar("T")
 
@@ -100,9 +100,7 @@ def format_toml(value: Any) -> str:
 
 def save_toml(path: Path, value: Any, *, private: bool = False) -> None:
     """Write a TOML file, whole or not at all; one that is `private` can be read by its owner alone."""
-    content = format_toml(value).encode()
-    with replacing(path, private=private) as draft:
-        draft.write_bytes(content)
+    write_text(path, format_toml(value), private=private)
 
 
 def _unknown_name(value: Any, kind: inspect.Type, path: tuple[str, ...]) -> str:

@@ -35,12 +35,11 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
+from partsong.federation.transports.base import MOST_BYTES
 from partsong.io.state_file import read_state, write_state
 
 # ---- wire -------------------------------------------------------------------------------------------------------
 
-MOST_BYTES = 1 << 31
-"""A longer message is refused before it is looked at."""
 MOST_HEADER_BYTES = 1 << 22
 MOST_NUMBER = 1 << 53
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -487,3 +486,8 @@ def load_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None =
     if not isinstance(found, kind):
         raise DamagedState(f"{path}: holds {type(found).__name__}, not {kind.__name__}. Restore it from a backup.")
     return found
+
+
+def find_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None = None) -> Stored | None:
+    """Read a state of this class; None where there is no file."""
+    return load_state(path, kind, given) if path.exists() else None

@@ -78,10 +78,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8", newline="")
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """A text file, whole or not at all; one that is `private` can be read by its owner alone."""
+    write_bytes(path, text.encode("utf-8"), private=private)
+
+
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+    """A file, whole or not at all; one that is `private` can be read by its owner alone."""
+    with replacing(path, private=private) as draft:
+        draft.write_bytes(content)
 
 
 def require_writable_folder(option: str, folder: Path) -> None:

@@ -45,7 +45,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
-    from partsong.federation.audit_report import log_at, verified
+    from partsong.federation.audit_log import log_at, verified
 
     path = log_at(place)
     try:
@@ -90,7 +90,7 @@ def show(
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
     from partsong.core.parameters import nearest
-    from partsong.federation.audit_report import COLUMNS, log_at, row_of, shown, sound_lines, totals_of, unlisted_at
+    from partsong.federation.audit_log import COLUMNS, log_at, row_of, shown, sound_lines, totals_of, unlisted_at
 
     path = log_at(place)
     lines, error = sound_lines(path)

@@ -26,21 +26,23 @@ from partsong.federation.flower import control, server_process
 from partsong.federation.locks import held, holder_of, is_held
 from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
 from partsong.federation.server.setup_phase import require_same_sites
-from partsong.federation.setup.credentials import Card, require_name, write
-from partsong.federation.setup.run_place import (
+from partsong.federation.setup.credentials import Card
+from partsong.federation.setup.server_folder import (
     TIMEOUT,
     RunPlace,
     RunSettings,
+    ServerFolder,
     is_starting,
     number_in,
     require_not_ended,
     result_in,
     settings_in,
 )
-from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
+from partsong.federation.transports.base import require_name
 from partsong.federation.wire import way_to_result
+from partsong.io.write import write_bytes
 
 # ---- federation server ------------------------------------------------------------------------------------------
 
@@ -344,7 +346,7 @@ def run(
     typer.echo(f"seed {seed}", err=as_json)
     try:
         with held(place.command, f"Another command follows run {place.name!r}"):
-            write(place.settings, msgspec.json.encode(settings))
+            write_bytes(place.settings, msgspec.json.encode(settings))
             told = _run_to_end(server, place, drop, tell)
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
@@ -447,7 +449,7 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     if before is None and place.folder.exists():
         _forget(place)
     make_folder(place.folder)
-    write(place.experiment, written)
+    write_bytes(place.experiment, written)
     return place, wanted.seed
 
 

@@ -20,12 +20,12 @@ from partsong.errors import DataError, FileError, FormatError, ParameterError, P
 from partsong.federation.columns import ONE_NAME, twins
 from partsong.federation.flower import site_process
 from partsong.federation.locks import is_held
-from partsong.federation.policy import Policy
-from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint, write
+from partsong.federation.policy import Policy, answer_rare_columns, has_policy, says_rare_columns, terms_in
+from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint
 from partsong.federation.setup.site_folder import USUAL_COLUMN, SiteFolder, are_texts, texts_at
-from partsong.federation.setup.site_policy import answer_rare_columns, has_policy, says_rare_columns, terms_in
 from partsong.federation.transports.files import answer_in
 from partsong.io.opening import Wanted
+from partsong.io.write import write_text
 
 # ---- federation secret ------------------------------------------------------------------------------------------
 #
@@ -53,7 +53,7 @@ def secret(
     if output is not None:
         if output.exists():
             raise FileError(f"{output}: there is something already. Name a new file.")
-        write(output, key.text + "\n", private=True)
+        write_text(output, key.text + "\n", private=True)
     if as_json:
         put_json({"file": output} if output is not None else {"shared_key": key.text})
         return

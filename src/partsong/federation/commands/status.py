@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from partsong.federation.ledger import SiteLedger
     from partsong.federation.policy import Policy
     from partsong.federation.setup.credentials import Listed
-    from partsong.federation.setup.run_place import RunPlace
-    from partsong.federation.setup.server_folder import ServerFolder
+    from partsong.federation.setup.server_folder import RunPlace, ServerFolder
     from partsong.federation.setup.site_folder import SiteFolder
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
@@ -153,7 +152,7 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
 
 
 def _audit(path: Path) -> dict[str, Any]:
-    from partsong.federation.audit_report import verified
+    from partsong.federation.audit_log import verified
 
     try:
         found = verified(path)
@@ -295,7 +294,7 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
     it had last.
     """
     from partsong.federation.locks import is_held
-    from partsong.federation.setup.run_place import is_starting, result_in, settings_in
+    from partsong.federation.setup.server_folder import is_starting, result_in, settings_in
 
     if is_held(place.lock):
         return {"status": "running"}

@@ -20,11 +20,10 @@ from typing import Any, TypeVar
 from partsong import errors
 from partsong.errors import FileError, MissingExtra, PartsongError, PartyError
 from partsong.federation.locks import holder_of, is_held
-from partsong.federation.server.progress import WAITING, Lines, Tell
-from partsong.federation.server.words import STEPS
-from partsong.federation.setup.credentials import require_address, write
-from partsong.federation.setup.run_place import RunPlace, number_in, result_in
-from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.server.progress import AGREEMENT, STEPS, WAITING, Lines, Tell
+from partsong.federation.setup.credentials import require_address
+from partsong.federation.setup.server_folder import RunPlace, ServerFolder, number_in, result_in
+from partsong.io.write import write_text
 
 HERE = "127.0.0.1"
 """Where the server's own machine calls it."""
@@ -89,14 +88,16 @@ def app_bundle() -> bytes:
     return bytes(build_fab_from_files({"pyproject.toml": names.read_bytes()})[0])
 
 
-def distrust(error: BaseException) -> str:
-    """Why a certificate was not accepted, where that is behind an error of a connection; else nothing."""
+def require_trusted(error: BaseException, address: str, way_out: str) -> None:
+    """Raise ServerError where the error of a connection is that a certificate was not accepted."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(seen):
-            return getattr(seen, "verify_message", "") or str(seen)
+            why = getattr(seen, "verify_message", "") or str(seen)
+            raise ServerError(
+                f"Who answers at {address} has no certificate by the authority of this federation ({why}). {way_out}"
+            ) from error
         seen = seen.__cause__ or seen.__context__
-    return ""
 
 
 def shown_certificate(server: ServerFolder) -> bytes:
@@ -217,12 +218,9 @@ class Control:
             try:
                 return call()
             except httpx.TransportError as error:
-                if why := distrust(error):
-                    raise ServerError(
-                        f"Who answers at {self.address} has no certificate by the authority of this federation "
-                        f"({why}). If it has expired, renew it, then end the server, and start it again: partsong "
-                        f"federation init {quote(str(self.folder))} --renew"
-                    ) from error
+                renewing = f"partsong federation init {quote(str(self.folder))} --renew"
+                way_out = f"If it has expired, renew it, then end the server, and start it again: {renewing}"
+                require_trusted(error, self.address, way_out)
                 if not left:
                     raise ServerError(
                         f"No server answers at {self.address} ({type(error).__name__}). A run that it was at goes on "
@@ -296,7 +294,7 @@ class News:
     @staticmethod
     def from_now(place: RunPlace) -> News:
         """Without what is there."""
-        paths = (place.state / "words" / STEPS, place.progress, place.state / WAITING)
+        paths = (place.state / AGREEMENT / STEPS, place.progress, place.state / WAITING)
         return News(place, tuple(Lines.to_come(path) for path in paths), _identity(place.result))
 
     @property
@@ -324,7 +322,7 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
                 if not is_told:
                     tell({"starting": place.name})
                 is_told, number = True, control.start(place.name)
-                write(place.number, str(number))
+                write_text(place.number, str(number))
             try:
                 status = _watched(control, number, news, tell)
             except KeyboardInterrupt:

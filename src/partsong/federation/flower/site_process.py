@@ -30,12 +30,11 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from partsong.federation.flower.control import ServerError, app_bundle, distrust, require_flower, set_quiet
-from partsong.federation.locks import held
-from partsong.federation.setup.credentials import write
+from partsong.federation.flower.control import ServerError, app_bundle, require_flower, require_trusted, set_quiet
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.state import write_down
 from partsong.federation.transports.flower import answer_to, content_of
+from partsong.io.write import write_text
 
 PAUSE = 2.0
 LAPSE = 120.0
@@ -49,6 +48,7 @@ AHEAD, BEHIND = 5, 300
 PATIENCE = 2.5
 """Seconds that a server may take to hear that the node ends; it takes one where it answers."""
 STOPPED = "The node has stopped."
+UNTRUSTED = "It has expired, or this is somebody else. Nothing was sent; call the coordinator."
 
 Tell = Callable[[str], None]
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ def join(site: SiteFolder) -> None:
     require_flower()
     set_quiet(site.path / "flower")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with held(site.path / "node.lock", "The node of this site runs already"):
+    with site.serving():
         answer = site.answering()
         with present(site, _tell) as node:
             try:
@@ -87,11 +87,7 @@ class Patience:
             try:
                 result = call()
             except httpx.TransportError as error:
-                if why := distrust(error):
-                    raise ServerError(
-                        f"Who answers at {self.site.address} has no certificate by the authority of this federation "
-                        f"({why}): it has expired, or this is somebody else. Nothing was sent; call the coordinator."
-                    ) from error
+                require_trusted(error, self.site.address, UNTRUSTED)
                 if self.is_over.is_set():
                     raise
                 if not self.is_told:
@@ -154,7 +150,7 @@ def _let_in(client: Any, public_key: Any, site: SiteFolder) -> int:
                 raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
             time.sleep(PAUSE)
         else:
-            write(place, str(number))
+            write_text(place, str(number))
             return number
 
 

@@ -13,7 +13,7 @@ from partsong.engines.arrivals import run_arrivals
 from partsong.engines.rounds import run_rounds
 from partsong.errors import ParameterError
 from partsong.federation.locks import locked
-from partsong.federation.server.remote import Remote, counted_notes
+from partsong.federation.server.remote import Remote
 from partsong.federation.server.remote_arrivals import PendingRequests, RemoteArrivals
 from partsong.federation.server.setup_phase import negotiate, require_same_sites
 from partsong.federation.server.site_client import Responses, SiteClient
@@ -126,4 +126,4 @@ class Coordinator:
         """
         names = tuple(sorted(run.started))
         last = Message({**run.model.arrays, "components": program.components(run.server)})
-        return client.ask(names, Nonce(self.name, run.index, kind=Kind.FINISH), last, {}, counted_notes(run, names))
+        return client.ask(names, Nonce(self.name, run.index, kind=Kind.FINISH), last, {}, run.counted_notes(names))

@@ -17,26 +17,38 @@ from typing import Any
 import numpy as np
 
 from partsong import methods
-from partsong.core.interfaces import Layout, Reducible, Round
+from partsong.core.interfaces import Layout, Message, Reducible, Reduction, Round, Schedule
 from partsong.engines.upload_checks import check_together
-from partsong.errors import CompositionError, ParameterError
+from partsong.errors import CompositionError, DataError, FileError, ParameterError
 from partsong.estimators.validation import physical_memory
 from partsong.federation.columns import labels_of
-from partsong.federation.experiment import Experiment
+from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.locks import held
-from partsong.federation.server import words
 from partsong.federation.server.coordinator import Coordinator
-from partsong.federation.server.progress import WAITING, ProgressFile, Tell, Telling, append_line
+from partsong.federation.server.progress import (
+    AGREEMENT,
+    STEPS,
+    WAITING,
+    ProgressFile,
+    Tell,
+    Telling,
+    append_line,
+    note_step,
+)
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
-from partsong.federation.setup.credentials import write
-from partsong.federation.setup.run_place import RunPlace, forget_failure, settings_in
-from partsong.federation.setup.server_folder import ServerFolder
+from partsong.federation.setup.server_folder import RunPlace, ServerFolder, forget_failure, settings_in
+from partsong.federation.signing import bound_to, words_context_of
 from partsong.federation.site.plan import Build, Plan, plan_of
+from partsong.federation.texts import SUFFIX
 from partsong.federation.transports.base import Transport
 from partsong.federation.transports.flower import Flower
-from partsong.federation.wire import NOT_IN
+from partsong.federation.wire import NOT_IN, RUN
 from partsong.io.model_file import Model, now, package_versions, save_model
+from partsong.io.write import write_text
 from partsong.secure_aggregation.messages import Roster
+from partsong.topics.agreement.protocol import MOST_EXCHANGES, masks_for_words
+from partsong.topics.fitting import require_words
+from partsong.topics.shared_vocabulary import FEWEST_MASKED
 
 FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
@@ -76,7 +88,7 @@ def run_experiment(
         raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
     reduction = plan.reduction
     if rule is not None:
-        reduction = words.agree_on_words(coordinator, rule, plan, schedule.seed, tell)
+        reduction = agree_on_words(coordinator, rule, plan, schedule.seed, tell)
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
         yield from coordinator.arrivals(plan.program, schedule, reduction, pause=pause, time_budget=budget, tol=tol)
@@ -86,7 +98,7 @@ def run_experiment(
 
 def has_begun(folder: Path) -> bool:
     """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
-    found = [record for record in (record_in(folder), Journal(folder / words.FOLDER).load()) if record is not None]
+    found = [record for record in (record_in(folder), Journal(folder / AGREEMENT).load()) if record is not None]
     return any(record.started or record.restarted or record.index for record in found)
 
 
@@ -107,7 +119,7 @@ def run_over(
     opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = lambda line: None
 ) -> Told:
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
-    with held(place.lock, f"Run {place.name!r} is being worked on by another process."):
+    with held(place.lock, f"Run {place.name!r} is being worked on by another process"):
         forget_failure(place)
         began = time.perf_counter()
 
@@ -223,4 +235,64 @@ def summary_of(record: RunState) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+# ---- words of texts -------------------------------------------------------------------------------------------------
+#
+# In a run over texts sites agree on words first, in a run of its own that ends when they have.
+#
+# FOLDER          the run itself, over as many columns as words are left
+# FOLDER/words    the agreement, which can be killed and resumed as any run
+
+
+def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> Reduction:
+    """Have the sites agree on the words of a rule, unless the run has begun after that; returns the run's reduction.
+
+    Sums of the agreement are masked whatever the run's own are, over all sites. Masks of the run are among sites that
+    heard the same end of it. `tell` gets the line of each step.
+    """
+    folder, reduction = coordinator.folder / AGREEMENT, plan.reduction
+    if not any(journal(coordinator.folder).path.exists() for journal in (Journal, ArrivalsJournal)):
+        _agree(coordinator, folder, rule, plan, seed, tell)
+    if not reduction.hides_uploads:
+        return reduction
+    agreed = Journal(folder).load()
+    if agreed is None:
+        raise FileError(
+            f"{folder} has no record of the agreement on words, without which signatures of masked sums cannot be "
+            "checked. Restore it from a backup, or begin a new run."
+        )
+    return bound_to(words_context_of(agreed.model["documents"], agreed.model["n_documents"][0]), reduction)
+
+
+def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> None:
+    parties, run = len(coordinator.transport.names()), coordinator.name
+    if run.endswith(SUFFIX) or not RUN.fullmatch(f"{run}{SUFFIX}"):
+        raise ParameterError(
+            f"A run over texts has a name of at most {64 - len(SUFFIX)} letters, which does not end in {SUFFIX!r}; "
+            f"got {run!r}. Choose another name."
+        )
+    if parties < FEWEST_MASKED:
+        raise ParameterError(
+            f"Sites agree on words by masked sums over at least {FEWEST_MASKED} of them, and there are {parties}: "
+            "each of two would know what the other has. Admit more sites, or run over tables."
+        )
+
+    def require_enough(last: Message) -> None:
+        documents = last["documents"]
+        kept = rule.n_kept(documents, int(last["n_documents"][0]))
+        if not kept:
+            raise DataError(
+                f"No word meets the rule: {len(documents)} are in at least {rule.min_documents} documents at each of "
+                f"at least {rule.min_parties} sites, and none of them is in at most {rule.max_share:.0%} of all "
+                "documents. Ask for less in the table words, and begin a new run; or check that all sites have texts "
+                "of one language."
+            )
+        require_words(plan.program, kept)
+
+    masks = masks_for_words(parties, getattr(plan.reduction, "roster", None))
+    agreement: Any = rule.rounds
+    words = replace(coordinator, folder=folder, name=f"{run}{SUFFIX}")
+    for done in words.rounds(agreement, Schedule(MOST_EXCHANGES, seed), masks, require_enough):
+        tell(note_step(folder / STEPS, done))

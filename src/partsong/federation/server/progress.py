@@ -1,8 +1,9 @@
 """What is told of a run while it is worked on: files of lines of JSON, which `status` and `run` follow.
 
-progress.jsonl         a line for each exchange, in order
-state/waiting.jsonl    for whom the run waits: {"waiting": names, "answered": replies so far, "of": requests}, without
-                       the numbers in an asynchronous run
+progress.jsonl           a line for each exchange, in order
+state/words/steps.jsonl  a line for each step of an agreement on words
+state/waiting.jsonl      for whom the run waits: {"waiting": names, "answered": replies so far, "of": requests},
+                         without the numbers in an asynchronous run
 
 They are for people; the record of a run is its journal. A process that is killed can leave an incomplete line, which
 the next line replaces.
@@ -20,8 +21,17 @@ from typing import Any
 from partsong.core.interfaces import Round
 from partsong.federation.server.state import AsyncRunState, RunState
 from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
+from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES, TABLES, WORDS, Step
 
 WAITING = "waiting.jsonl"
+AGREEMENT, STEPS = "words", "steps.jsonl"
+"""The folder of an agreement on words, in that of its run, and the file of its steps."""
+NEXT = {
+    TABLES: "tables of hashes",
+    WORDS: "the words",
+    FREQUENCIES: "documents with each word",
+    DONE: "nothing",
+}
 UNKNOWN = "its process ended before it could tell of this exchange: bytes and seconds are not known"
 FIRST, SELDOM = 5.0, 120.0
 """Seconds before the second line on waiting, and the longest between two; each pause is twice the one before."""
@@ -77,25 +87,19 @@ class ProgressFile:
 
     def note(self, done: Round) -> dict[str, Any]:
         """Write the line of an exchange, which is in the journal already."""
-        figures = {
-            "refused": dict(done.refused),
-            "bytes_up": dict(done.bytes_up),
-            "bytes_down": int(done.bytes_down),
-            "seconds": round(done.seconds, 3),
-            "metrics": {name: float(value) for name, value in done.metrics.items()},
-        }
-        return self._append(done.index + 1, list(done.participants), figures)
+        metrics = {name: float(value) for name, value in done.metrics.items()}
+        return self._append(done.index + 1, {**_figures(done), "metrics": metrics})
 
     def catch_up(self, record: RunState | None) -> None:
         """Write the line of the last exchange in the journal if the process was killed before it did."""
         lines = list(Lines(self.path).new())
         if record is None or record.index <= (lines[-1]["round"] if lines else 0):
             return
-        unknown = {"refused": {}, "bytes_up": {}, "bytes_down": 0, "seconds": 0.0, "metrics": {}, "note": UNKNOWN}
-        self._append(record.index, _last_heard(record), unknown)
+        known = {"participants": _last_heard(record), "refused": {}, "bytes_up": {}, "bytes_down": 0, "seconds": 0.0}
+        self._append(record.index, {**known, "metrics": {}, "note": UNKNOWN})
 
-    def _append(self, number: int, participants: list[str], figures: Mapping[str, Any]) -> dict[str, Any]:
-        line = {"round": number, "rounds": max(self.rounds, number), "participants": participants, **figures}
+    def _append(self, number: int, figures: Mapping[str, Any]) -> dict[str, Any]:
+        line = {"round": number, "rounds": max(self.rounds, number), **figures}
         append_line(self.path, line)
         return line
 
@@ -107,16 +111,36 @@ def _last_heard(record: RunState) -> list[str]:
     return sorted(record.cohort or ())
 
 
+def note_step(path: Path, done: Round) -> dict[str, Any]:
+    """Write the line of a step, which is on the disk already.
+
+    A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
+    """
+    following = NEXT[Step.read(done.model["step"]).stage]
+    line = {"step": done.index + 1, "steps": MOST_EXCHANGES, **_figures(done), "next": following}
+    append_line(path, line)
+    return line
+
+
+def _figures(done: Round) -> dict[str, Any]:
+    return {
+        "participants": list(done.participants),
+        "refused": dict(done.refused),
+        "bytes_up": dict(done.bytes_up),
+        "bytes_down": int(done.bytes_down),
+        "seconds": round(done.seconds, 3),
+    }
+
+
 @dataclass(slots=True)
 class Telling:
     """A transport that tells for whom it waits: at the first request, after some seconds, then ever more seldom.
 
-    `before` is called before anything is sent; `pause` is until the next line but one, 0 before the first request.
+    `pause` is until the next line but one, 0 before the first request.
     """
 
     transport: Transport
     tell: Tell
-    before: Callable[[], None] = lambda: None
     first: float = FIRST
     out: set[str] = field(default_factory=set)
     together: int = 0
@@ -137,7 +161,6 @@ class Telling:
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Hand requests over."""
-        self.before()
         self.transport.push(requests, timeout)
         if requests:
             self.out |= requests.keys()

@@ -145,7 +145,7 @@ class Remote:
         kind, stage = (Kind.WORK, "work") if is_work else (Kind.REDUCE, f"phase {ask.phase} of the sum")
         nonce = Nonce(self.run.run, ask.index, ask.attempt, kind, ask.phase)
         shared = {"participants": list(ask.participants)} if is_work else {}
-        counted = counted_notes(self.run, ask.participants) if is_work else {}
+        counted = self.run.counted_notes(ask.participants) if is_work else {}
         responses = self._client.ask(sorted(names), nonce, ask.message, shared, counted)
         self._keep_lost(responses.lost)
         if is_work and not self._reduction.hides_uploads and self._reduction.phases == 1:
@@ -210,11 +210,6 @@ class Remote:
         self._journal.save(self.run)
         self._journal.clear()
         return {}
-
-
-def counted_notes(run: RunState, names: Collection[str]) -> dict[str, dict[str, list[int] | None]]:
-    """For each site, which of its works is in the history of the model."""
-    return {name: {"counted": list(run.counted[name]) if name in run.counted else None} for name in names}
 
 
 def left_out(parties: Collection[str], included: Collection[str], reasons: Mapping[str, object]) -> str:

@@ -20,9 +20,8 @@ from partsong.core.interfaces import Arrival, AsyncCheckpoint, Layout, Message, 
 from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
-from partsong.federation.server.remote import counted_notes
 from partsong.federation.server.setup_phase import start_request, start_sites
-from partsong.federation.server.site_client import SiteClient
+from partsong.federation.server.site_client import SiteClient, not_heard
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState
 from partsong.federation.transports.base import Lost
 from partsong.federation.wire import USUAL, Kind, Nonce, Refusal, Request, error_of, way_on
@@ -174,7 +173,7 @@ class RemoteArrivals:
         started, away = sorted(self.run.started), self._pending.missing()
         self._save(replace(self.run, without_result={name: f"Site {name!r} was not sent the end." for name in started}))
         run, client, why = self.run, self._client, dict[str, str]()
-        nonce, notes = Nonce(run.run, run.index, kind=Kind.FINISH), counted_notes(run, started)
+        nonce, notes = Nonce(run.run, run.index, kind=Kind.FINISH), run.counted_notes(started)
         self._transport.recall()
         for is_away, timeout in ((False, client.timeout), (True, min(client.timeout, PARTING))):
             names = [name for name in started if (name in away) == is_away]
@@ -186,7 +185,7 @@ class RemoteArrivals:
         run = self.run
         if name not in run.started:
             return self._client.request(name, *start_request(run))
-        piece, counted = run.pieces[name], counted_notes(run, [name])[name]
+        piece, counted = run.pieces[name], run.counted_notes([name])[name]
         note = {"participants": list(run.layout.parties), **counted}
         return self._client.request(name, Nonce(run.run, piece.number, 0, Kind.WORK), piece.model, note)
 
@@ -323,5 +322,4 @@ class PendingRequests:
             raise error
 
     def _lost(self, name: str) -> SiteLost:
-        nonce, _ = self.out[name]
-        return SiteLost(f"Site {name!r} was not heard in round {nonce.round}: nothing came in time.")
+        return not_heard(name, self.out[name][0], "nothing came in time")

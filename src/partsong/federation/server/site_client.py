@@ -126,7 +126,7 @@ class SiteClient:
     def read(self, name: str, nonce: Nonce, reply: bytes | Lost) -> Reply:
         """The reply to a request; SiteLost where there is none, UploadError where it cannot be used."""
         if isinstance(reply, Lost):
-            raise SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {reply.why}.")
+            raise not_heard(name, nonce, reply.why)
         try:
             read = Reply.read(reply)
         except FormatError as error:
@@ -138,3 +138,8 @@ class SiteClient:
             )
         self.seen[name] = max(self.seen.get(name, 0), read.serial)
         return read
+
+
+def not_heard(name: str, nonce: Nonce, why: str) -> SiteLost:
+    """The error of a site from which no reply has come that can be used."""
+    return SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {why}.")

@@ -14,7 +14,6 @@ States of parties are not here. Masked uploads of the round under way are, until
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,10 +30,10 @@ from partsong.engines.collective import as_text, from_text
 from partsong.engines.virtual_clock import RecordedOrder
 from partsong.errors import FormatError, PartsongError
 from partsong.federation.locks import locked
-from partsong.federation.site.state import Attempt, make_folder
+from partsong.federation.site.state import Attempt, make_folder, remove_file
 from partsong.federation.toml_files import Count
-from partsong.federation.wire import load_state, save_state
-from partsong.io.write import replacing
+from partsong.federation.wire import find_state, load_state, save_state
+from partsong.io.write import write_text
 from partsong.privacy.accounting import Accounts
 
 Unheard = Mapping[str, Sequence[Attempt]]
@@ -90,6 +89,10 @@ class RunState:
         """Who dropped out in which round and phase, for the same Schedule."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
 
+    def counted_notes(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """For each site, which of its works is in the history of the model."""
+        return {name: {"counted": list(self.counted[name]) if name in self.counted else None} for name in names}
+
     def without_starts(self, lost: Collection[str]) -> Self:
         """The run after sites have lost their files: they are started again before the next round."""
         counted = {name: at for name, at in self.counted.items() if name not in lost}
@@ -120,7 +123,7 @@ class Journal:
 
     def load(self) -> RunState | None:
         """The run; None where none has begun here."""
-        return load_state(self.path, RunState) if self.path.exists() else None
+        return find_state(self.path, RunState)
 
     def save(self, run: RunState) -> None:
         make_folder(self.folder)
@@ -130,14 +133,13 @@ class Journal:
         """Remove the exchanges of a round that is over."""
         for path in self.folder.iterdir():
             if re.fullmatch(r"attempt|phase-\d+", path.name):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                remove_file(path)
 
     def attempt(self, index: int) -> RoundAttempt | None:
         """The attempt that is under way in a round."""
-        if not (self.folder / "attempt").exists():
+        if (found := find_state(self.folder / "attempt", tuple)) is None:
             return None
-        at, number, asked, first, refused = load_state(self.folder / "attempt", tuple)
+        at, number, asked, first, refused = found
         return RoundAttempt(at, number, asked, first, _from_texts(refused)) if at == index else None
 
     def open(self, attempt: RoundAttempt) -> None:
@@ -147,10 +149,9 @@ class Journal:
 
     def answers(self, attempt: RoundAttempt, phase: int) -> tuple[Answers, Unheard] | None:
         """What was accepted in a phase of this attempt; None where nothing was yet."""
-        path = self.folder / f"phase-{phase}"
-        if not path.exists():
+        if (found := find_state(self.folder / f"phase-{phase}", tuple)) is None:
             return None
-        index, number, messages, faults, unheard = load_state(path, tuple)
+        index, number, messages, faults, unheard = found
         is_this = (index, number) == (attempt.index, attempt.attempt)
         return (Answers(messages, _from_texts(faults)), unheard) if is_this else None
 
@@ -221,9 +222,9 @@ class ArrivalsJournal:
 
     def load(self) -> AsyncRunState | None:
         """The run; None where none has begun here."""
-        if not self.path.exists():
+        if (kept := find_state(self.path, tuple)) is None:
             return None
-        run, order = load_state(self.path, tuple)
+        run, order = kept
         names, models = run.layout.parties, {run.index: run.model}
         for version in {piece.version for piece in run.pieces.values()} - models.keys():
             models[version] = load_state(self.folder / f"model-{version}", Message)
@@ -244,8 +245,7 @@ class ArrivalsJournal:
         for path in self.folder.iterdir():
             found = MODEL.fullmatch(path.name)
             if found is not None and int(found[1]) not in kept:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                remove_file(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +270,7 @@ class ReleaseCounters:
             kept = self._read()
             after = larger(kept, seen)
             if after != kept:
-                with replacing(self.path, private=True) as draft:
-                    draft.write_text(json.dumps(after, sort_keys=True) + "\n", encoding="utf-8")
+                write_text(self.path, json.dumps(after, sort_keys=True) + "\n", private=True)
 
     def _read(self) -> dict[str, int]:
         if self.path is None or not self.path.exists():

@@ -30,8 +30,8 @@ from typing import Any
 from partsong.errors import FileError, FormatError, MissingExtra, ParameterError
 from partsong.federation.site.state import make_folder
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
-from partsong.federation.transports.files import NAME
-from partsong.io.write import replacing
+from partsong.federation.transports.base import require_name
+from partsong.io.write import write_bytes
 from partsong.secure_aggregation import crypto
 
 # ---- certificates -----------------------------------------------------------------------------------------------
@@ -177,12 +177,6 @@ def _signed(built: Any, key: Any, signing: Any) -> Pair:
 # ---- files ------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """A file, whole or not at all; one that is `private` is for its owner alone."""
-    with replacing(path, private=private) as draft:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
 def read_file(path: Path, way_out: str) -> bytes:
     """What is in a file; FileError with the way out where it cannot be read."""
     try:
@@ -319,16 +313,6 @@ def same_fingerprint(one: str, other: str) -> bool:
     return re.sub(r"[-:\s]", "", one).lower() == re.sub(r"[-:\s]", "", other).lower()
 
 
-def require_name(name: str, whose: str) -> str:
-    """A name that can be that of a folder everywhere."""
-    if not NAME.fullmatch(name):
-        raise ParameterError(
-            f"{whose} cannot be called {name[:60]!r}. Use letters, digits, dots and dashes, at most 100, and begin "
-            "with a letter or digit."
-        )
-    return name
-
-
 def key_in(text: str) -> bytes:
     """A signing key from its hexadecimal letters."""
     try:
@@ -408,7 +392,7 @@ class Kit:
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
                 archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), content)
-        write(path, packed.getvalue())
+        write_bytes(path, packed.getvalue())
 
     @staticmethod
     def read(path: Path) -> Kit:

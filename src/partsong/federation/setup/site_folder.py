@@ -21,6 +21,7 @@ from __future__ import annotations
 import secrets
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError
 from partsong.federation.locks import held, is_held
-from partsong.federation.policy import Policy
+from partsong.federation.policy import POLICY, Policy, has_policy, policy_in, require_policy
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import (
     Card,
@@ -40,18 +41,17 @@ from partsong.federation.setup.credentials import (
     read_certificate,
     read_file,
     require_address,
-    require_name,
     same_fingerprint,
-    write,
 )
-from partsong.federation.setup.site_policy import POLICY, has_policy, policy_in, require_policy
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
 from partsong.federation.site.plan import Data
 from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
+from partsong.federation.transports.base import require_name
 from partsong.io.opening import Wanted
 from partsong.io.read import read_wanted
+from partsong.io.write import write_bytes, write_text
 from partsong.topics.documents import read_documents
 
 if TYPE_CHECKING:
@@ -171,12 +171,12 @@ class SiteFolder:
         with held(self.lock, f"The node of {self.path} has just been started. Join again"):
             if not self.has_joined:
                 if not has_policy(self.path):
-                    write(self.path / "site.toml", POLICY)
-                write(self.path / "ca.crt", authority)
+                    write_text(self.path / "site.toml", POLICY)
+                write_bytes(self.path / "ca.crt", authority)
                 self._make_own_keys()
             card = self.card()
             if shared is not None:
-                write(self.path / "shared.key", shared.text + "\n", private=True)
+                write_text(self.path / "shared.key", shared.text + "\n", private=True)
             made = self._write_down()
             card.save(self.path / "card.toml")
         return made
@@ -189,9 +189,9 @@ class SiteFolder:
     def _make_own_keys(self) -> None:
         """Make those that a join has not made before it was cut off."""
         if not (self.path / "secret").exists():
-            write(self.path / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
+            write_bytes(self.path / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
         if not (self.path / "node").exists():
-            write(self.path / "node", credentials.new_node_key(), private=True)
+            write_bytes(self.path / "node", credentials.new_node_key(), private=True)
 
     def _write_down(self) -> SiteFolder:
         """Write joined.toml, with what the folder has or has had by now."""
@@ -209,6 +209,10 @@ class SiteFolder:
     def lock(self) -> Path:
         """Held by its node, as long as it runs."""
         return self.path / "node.lock"
+
+    def serving(self) -> AbstractContextManager[None]:
+        """Hold the lock of its node; FileError where the node runs already."""
+        return held(self.lock, "The node of this site runs already")
 
     def require_idle(self, shared: SharedKey | None = None) -> None:
         """Refuse to change a folder whose node runs: the node keeps to what it was started with."""
@@ -248,7 +252,7 @@ class SiteFolder:
                 "have the new fingerprint read to you by two other sites, by phone, and give what you hear with "
                 "--fingerprint."
             )
-        write(self.path / "roster.toml", roster.written())
+        write_bytes(self.path / "roster.toml", roster.written())
         self._write_down()
 
     def authority(self) -> bytes:

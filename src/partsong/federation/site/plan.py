@@ -54,7 +54,8 @@ class Data:
         places = {name: at for at, name in enumerate(self.columns)}
         missing = [name for name in columns if name not in places]
         if missing:
-            told = f"Columns were agreed on that are no longer here: {', '.join(missing)}."
+            named = f"{len(missing)} of them" if self.hides_names else ", ".join(missing)
+            told = f"Columns were agreed on that are no longer here: {named}."
             raise Denied("columns", told, {"missing": len(missing), "extra": 0})
         return tuple(places[name] for name in columns)
 

@@ -27,7 +27,7 @@ from partsong.federation.site.state import make_folder
 from partsong.federation.wire import Denied
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.io.topic_file import TopicFile, save_topics
-from partsong.io.write import replacing
+from partsong.io.write import replacing, write_text
 from partsong.topics.fitting import is_mixture
 from partsong.topics.persistence import solver_as_told
 from partsong.topics.tokenizer import Words
@@ -115,8 +115,7 @@ class Ending:
                 np.save(file, np.asarray(W), allow_pickle=False)
         rows, fit = int(self.matrix.shape[0]), {"relative_error": None} if W is None else self._fit(W, Ht)
         result = {"run": self.run, "rows": rows, "components": len(H), **fit}
-        with replacing(folder / RESULT, private=True) as draft:
-            draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_text(folder / RESULT, json.dumps(result) + "\n", private=True)
         return "" if W is not None else NO_WEIGHTS
 
     def _weights(self, Ht: Any) -> Any:

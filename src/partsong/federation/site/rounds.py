@@ -16,8 +16,8 @@ from partsong.core.interfaces import Ask, Message, Occasion, Shard
 from partsong.engines.party import Party, PartyState
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit
+from partsong.federation.experiment import DrawnSchedule
 from partsong.federation.ledger import Books, Cost
-from partsong.federation.participation import DrawnSchedule
 from partsong.federation.site.consent import Consent, known_in_sum
 from partsong.federation.site.plan import Plan, attempt_in, names_in
 from partsong.federation.site.state import Attempt, RunFolder, Sent, Started, Tally, Worked
@@ -26,6 +26,7 @@ from partsong.privacy.exposure import directions_of
 
 INNOCENT = (Denied, FileError, TooFewParties, OSError, MemoryError)
 """Errors of work that say nothing of the numbers in the data."""
+KERNEL_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,6 @@ class Workplace:
     plan: Plan
     tally: Tally
     audit: Audit
-    kernel_threads: int
 
     def work(self, request: Request) -> Answered:
         """The program's work on the model, and the first phase of its sum, which the request names."""
@@ -98,6 +98,11 @@ class Workplace:
         self.files.save_tally(tally, self.plan.source)
         return replace(self, tally=tally)
 
+    def require_open(self) -> None:
+        """Refuse where the run is over."""
+        if self.tally.over is not None:
+            raise Denied("over", "The run is over here.")
+
     def require_taking_part(self, in_sum: int | None = None) -> None:
         """Refuse where the site would not take part in this run any more, or not with so many in a sum."""
         self.consent.require_begun(self.plan, self.started, in_sum)
@@ -112,8 +117,7 @@ class Workplace:
 
     def _sent_before(self, at: Attempt, phase: int) -> Sent | None:
         """What was sent in this phase; refused where nothing more is worked on in this run."""
-        if self.tally.over is not None:
-            raise Denied("over", "The run is over here.")
+        self.require_open()
         sent = self.files.sent(at, phase, self.plan.source)
         if sent is None and self.tally.closed is not None:
             raise Denied(self.tally.closed, "Work under masks has failed in this run before, and it is closed here.")
@@ -232,7 +236,7 @@ class Workplace:
         counted = None if self.tally.counted is None else self.files.worked(self.tally.counted)
         before = started.state if counted is None else counted.state
         expected = program.upload_spec(started.layout)
-        party = Party(program, shard, started.layout, self.plan.reduction, expected, self.kernel_threads)
+        party = Party(program, shard, started.layout, self.plan.reduction, expected, KERNEL_THREADS)
         ask = Ask("work", *at, request.nonce.phase, (), (name,), request.body)
         work = party.worked(PartyState(before, has_started=True), ask).work
         assert work is not None

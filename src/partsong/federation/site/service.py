@@ -40,7 +40,7 @@ from partsong.federation.signing import bound_to, context_of
 from partsong.federation.site.consent import Consent, keys_among, roster_among
 from partsong.federation.site.plan import Build, Data, Plan, attempt_in, experiment_in, layout_in, names_in, plan_of
 from partsong.federation.site.results import Ending, is_kept
-from partsong.federation.site.rounds import Answered, Workplace
+from partsong.federation.site.rounds import KERNEL_THREADS, Answered, Workplace
 from partsong.federation.site.state import (
     Agreed,
     Attempt,
@@ -98,7 +98,7 @@ def require_willing(site: Site, request: Request) -> None:
 
 def start(site: Site, request: Request) -> Answered:
     """Look at what is asked for, match the columns, and make the first state; nothing is released."""
-    files = site.files_of(request)
+    files = site.run_folder(request.nonce.run)
     if (before := files.started()) is not None:
         _require_same_start(site, request, before)
         return site.plain(request, Message({}))
@@ -111,7 +111,7 @@ def start(site: Site, request: Request) -> Answered:
     shard = Shard(site.name, site.data.matrix(order, least), site.data.secret)
     _check(plan, layout, shard, len(order))
     require_sound(site.data)
-    with runtime.kernels_on(site.kernel_threads):
+    with runtime.kernels_on(KERNEL_THREADS):
         state = plan.program.start_party(shard, layout)
     standing = plan.reduction.enrol(site.name, site.data.secret, layout)
     files.save_tally(Tally(None, standing, passed=passed), plan.source)
@@ -136,7 +136,7 @@ def _plan_of_new_run(site: Site, request: Request, parties: tuple[str, ...]) -> 
     if not site.data.hides_names:
         require_table(experiment)
     plan = site.build(experiment, len(parties), site.roster)
-    agreement = RunFolder(site.folder / "runs" / f"{run}{SUFFIX}").started()
+    agreement = site.run_folder(f"{run}{SUFFIX}").started()
     if agreement is None or set(agreement.layout.parties) != set(parties):
         site.consent.require_plan(plan, parties)
     else:
@@ -152,8 +152,7 @@ def _plan_of_new_run(site: Site, request: Request, parties: tuple[str, ...]) -> 
 def _require_same_start(site: Site, request: Request, before: Started) -> None:
     """Refuse a start under the name of a run that is over, is another, or is not allowed any more."""
     place = site.workplace(request)
-    if place.tally.over is not None:
-        raise Denied("over", "The run is over here.")
+    place.require_open()
     if before.digest != request.digest:
         raise Denied("conflict", "This run was started here before, with other settings.")
     place.require_taking_part()
@@ -249,7 +248,7 @@ def _keep_result(site: Site, place: Workplace, request: Request) -> None:
     parties = len(started.layout.parties)
     weighing = site.data.weighing if isinstance(site.data, CountedData) else None
     ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns, weighing)
-    with runtime.kernels_on(site.kernel_threads):
+    with runtime.kernels_on(KERNEL_THREADS):
         told = ending.keep(folder, request.body)
     if told:
         site.log(request.nonce, "note", told)
@@ -271,8 +270,7 @@ def exchange_names(site: Site, request: Request) -> Answered:
         if not site.policy.tell_names:
             raise Denied("names", "site.toml does not let this site tell names (tell_names).")
         place = site.workplace(request)
-        if place.tally.over is not None:
-            raise Denied("over", "The run is over here.")
+        place.require_open()
         place.require_taking_part()
         own = replace(own, roster=roster_among(site.roster, place.started))
         names = site.policy.leaving(place.started.columns)
@@ -313,7 +311,6 @@ class Site:
     roster: Roster | None = None
     key: bytes = field(default=b"", repr=False)
     build: Build = plan_of
-    kernel_threads: int = 1
     results: Path | None = None
     texts: Texts | None = None
 
@@ -395,18 +392,21 @@ class Site:
 
     def workplace(self, request: Request) -> Workplace:
         """The run that a request is about, as it stands here."""
-        files = self.files_of(request)
-        started = files.started()
-        if started is None:
-            raise Denied("not-started", f"Run {request.nonce.run!r} was not started here.")
+        files, started = self.run_folder(request.nonce.run), self.started(request.nonce.run)
         plan = self.build(started.experiment, len(started.layout.parties), self.roster)
         plan = replace(plan, reduction=bound_to(started.context, plan.reduction))
         tally = files.tally(plan.source)
-        return Workplace(self.consent, files, started, plan, tally, self.audit, self.kernel_threads)
+        return Workplace(self.consent, files, started, plan, tally, self.audit)
 
-    def files_of(self, request: Request) -> RunFolder:
-        """The folder of that run, whether it is there or not."""
-        return RunFolder(self.folder / "runs" / request.nonce.run)
+    def run_folder(self, run: str) -> RunFolder:
+        """The folder of a run, whether it is there or not."""
+        return RunFolder(self.folder / "runs" / run)
+
+    def started(self, run: str) -> Started:
+        """What was agreed on in a run; refused where it was not started here."""
+        if (started := self.run_folder(run).started()) is None:
+            raise Denied("not-started", f"Run {run!r} was not started here.")
+        return started
 
     def plain(self, request: Request, body: Message, note: Mapping[str, Any] | None = None) -> Answered:
         """A reply that releases nothing, and is not kept."""

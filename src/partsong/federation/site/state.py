@@ -30,7 +30,7 @@ from partsong.core.states import state
 from partsong.data.conversion import as_matrix
 from partsong.data.validation import require_factorizable
 from partsong.errors import FileError, PartsongError
-from partsong.federation.wire import Denied, load_state, save_state
+from partsong.federation.wire import Denied, find_state, load_state, save_state
 from partsong.privacy.exposure import column_supports
 from partsong.topics.agreement.tables import HeldWords
 from partsong.topics.vocabulary import Vocabulary
@@ -187,16 +187,15 @@ class RunFolder:
         """Remove works and replies of other attempts than these."""
         for path, at, _ in [*self._matching(WORK), *self._matching(SENT)]:
             if at not in keep:
-                _remove(path)
+                remove_file(path)
 
     def forget_replies(self) -> None:
         """Remove all replies: the run is over."""
         for path, _, _ in self._matching(SENT):
-            _remove(path)
+            remove_file(path)
 
     def _load(self, name: str, kind: type[Stored], source: Any = None) -> Stored | None:
-        path = self.path / name
-        return load_state(path, kind, {"source": source}) if path.exists() else None
+        return find_state(self.path / name, kind, {"source": source})
 
     def _save(self, name: str, value: Any, source: Any = None) -> None:
         make_folder(self.path)
@@ -210,7 +209,8 @@ class RunFolder:
         return [(path, (int(one[1]), int(one[2])), int(one[3] or 0)) for path, one in found if one]
 
 
-def _remove(path: Path) -> None:
+def remove_file(path: Path) -> None:
+    """Remove a file of a run, if that can be done; one that stays is not used."""
     with contextlib.suppress(OSError):
         path.unlink()
 

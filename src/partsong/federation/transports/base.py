@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from partsong.core.streams import stream
+from partsong.errors import ParameterError
+
+MOST_BYTES = 1 << 31
+"""A longer message is refused before it is looked at."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def require_name(name: str, whose: str) -> str:
+    """Return a name that can be that of a folder everywhere; ParameterError where it cannot."""
+    if not NAME.fullmatch(name):
+        raise ParameterError(
+            f"{whose} cannot be called {name[:60]!r}. Use letters, digits, dots and dashes, at most 100, and begin "
+            "with a letter or digit."
+        )
+    return name
+
 
 # ---- replies ----------------------------------------------------------------------------------------------------
 #
@@ -73,23 +90,6 @@ class Transport(Replies, Protocol):
 def first_come(waiting: Sequence[str]) -> str | None:
     """In the order in which they were asked."""
     return next(iter(waiting), None)
-
-
-def by_seed(seed: int) -> Turn:
-    """In an order that a seed decides."""
-    draw = stream(seed, "turns")
-    return lambda waiting: waiting[int(draw.integers(len(waiting)))] if waiting else None
-
-
-def by_list(names: Iterable[str]) -> Turn:
-    """In this order; after its end as they were asked."""
-    left = iter(tuple(names))
-
-    def turn(waiting: Sequence[str]) -> str | None:
-        name = next(left, None)
-        return first_come(waiting) if name is None else name if name in waiting else None
-
-    return turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,25 +18,21 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partsong.errors import FileError, FormatError, ParameterError, PartsongError
-from partsong.federation.locks import held
-from partsong.federation.setup.run_place import RunPlace
+from partsong.errors import FileError, FormatError, PartsongError
 from partsong.federation.signing import Sign, Verify, Way, identity
-from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
+from partsong.federation.transports.base import MOST_BYTES, Heard, Lost, Transport, all_replies, require_name
 
 if TYPE_CHECKING:
-    from partsong.federation.setup.server_folder import ServerFolder
+    from partsong.federation.setup.server_folder import RunPlace, ServerFolder
     from partsong.federation.setup.site_folder import SiteFolder
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 REQUEST = re.compile(r"([0-9a-f]{32})\.request")
 REPLY = re.compile(r"([0-9a-f]{32})\.reply")
-MOST_BYTES = 1 << 31
 POLL = 0.5
 NO_REPLY = "no reply file in time"
 
@@ -55,7 +51,7 @@ def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None
     if not inbox.is_dir():
         missing = inbox if drop.is_dir() else drop
         tell(f"Waiting for requests in {inbox}; {missing} does not exist yet. Check the path if a run has begun.")
-    with held(site.path / "node.lock", "The node of this site runs already"):
+    with site.serving():
         for word in mailbox.serve(party.answer, math.inf, POLL):
             tell(word)
 
@@ -87,7 +83,8 @@ class Folders:
     out: dict[str, Out] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_names(self.known)
+        for name in self.known:
+            require_name(name, "A site")
 
     def names(self) -> tuple[str, ...]:
         """All whose keys are pinned."""
@@ -171,7 +168,7 @@ class Mailbox:
     left: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_names((self.name,))
+        require_name(self.name, "A site")
 
     def serve(self, answer: Callable[[bytes], bytes], seconds: float, poll: float = 0.05) -> Iterator[str]:
         """Answer what comes for so long; yields a word on each file: answered, or why it was not used."""
@@ -291,11 +288,3 @@ def _mark(run: str) -> str:
 def _digest(request: bytes) -> str:
     """How the ID of a request ends."""
     return hashlib.sha256(request).hexdigest()[:24]
-
-
-def _require_names(names: Iterable[str]) -> None:
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise ParameterError(
-                f"{name[:60]!r} cannot be the name of a folder for everybody. Use letters, digits, dots and dashes."
-            )

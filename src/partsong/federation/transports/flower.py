@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partsong.errors import FormatError, MissingExtra, ParameterError
-from partsong.federation.transports.base import Heard, Lost, all_replies
+from partsong.federation.transports.base import MOST_BYTES, Heard, Lost, all_replies
 
 # ---- messages ---------------------------------------------------------------------------------------------------
 #
@@ -29,7 +29,6 @@ from partsong.federation.transports.base import Heard, Lost, all_replies
 QUESTION = "query.partsong"
 PIECE_BYTES = 1 << 26
 SMALL_BYTES = 1 << 18
-MOST_BYTES = 1 << 31
 
 
 def question(data: bytes, node: int, patience: float) -> Any:
