@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from partsong import methods
@@ -15,10 +16,12 @@ from partsong.console.output import guarded, put_json, require_writable
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import held
-
-if TYPE_CHECKING:
-    from partsong.estimators.compare import Candidate
-    from partsong.reporting.run_report import MethodResult, Party, Report
+from partsong.core.streams import key, stream
+from partsong.data.conversion import as_matrix
+from partsong.data.partition import by_label, party_names
+from partsong.estimators.compare import Candidate, exposures_in_words, in_the_order_of, run_candidates, warm_up
+from partsong.reporting.run_report import MethodResult, Party, Report, write_report
+from partsong.training.loop import ExclusionLog
 
 EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "partsong demo --quick --json")
 
@@ -59,7 +62,6 @@ INDEPENDENT = "independent"
 
 def candidates(rounds: int) -> tuple[Candidate, ...]:
     """The methods of the demo, from the worst idea to the oracle; FedAvg and FNMF iterate equally often."""
-    from partsong.estimators.compare import Candidate
 
     exact = methods.build("exact", RANK, local_steps=5)
     seldom, long, alone = max(2, rounds // 10), 100, 3 * rounds
@@ -116,13 +118,6 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     from rich.markup import escape
     from sklearn.datasets import load_digits
 
-    from partsong.core.streams import key, stream
-    from partsong.data.conversion import as_matrix
-    from partsong.data.partition import by_label
-    from partsong.estimators.compare import exposures_in_words, warm_up
-    from partsong.estimators.parties import party_names
-    from partsong.reporting.run_report import Party, write_report
-
     X, labels = load_digits(return_X_y=True)
     owned = by_label(labels, PARTIES, stream(seed, "split"), CONCENTRATION)
     names = party_names(PARTIES)
@@ -150,25 +145,16 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
 
 def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, verbose: int) -> tuple[MethodResult, ...]:
-    from partsong.estimators.compare import in_the_order_of, pooled, run_candidate
-    from partsong.training.loop import progress
 
-    found: list[MethodResult] = []
     with held() as interrupts:
-        for candidate in entered:
-            all_rows = pooled(shards) if candidate.is_oracle else None
-            with progress(verbose, candidate.rounds, None, candidate.name) as watch:
-                found.append(run_candidate(candidate, shards, seed, watch, all_rows, interrupts))
-            if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
-                raise KeyboardInterrupt
+        found = run_candidates(entered, shards, seed, verbose, interrupts, ExclusionLog())
+    if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
     reference = next(method.components for method in found if method.is_oracle)
     return tuple(method.in_order(in_the_order_of(reference, method.components)) for method in found)
 
 
 def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
-    import numpy as np
-
-    from partsong.reporting.run_report import Report
 
     return Report(
         title="One set of parts, no pooled rows",

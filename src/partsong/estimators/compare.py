@@ -560,7 +560,7 @@ def compare(
     entered = [_candidate(name, rank, numbers, start) for name in methods]
     warm_up((candidate.program for candidate in entered), shards)
     with held() as interrupts:
-        found = _run_all(entered, shards, seed, verbose, interrupts, exclusions, faulty)
+        found = run_candidates(entered, shards, seed, verbose, interrupts, exclusions, faulty)
     named = columns.get("feature_names_in_")
     feature_names = None if named is None else tuple(map(str, named))
     steps = {m.name: len(m.curve.rounds) if m.name == LOCAL else numbers.steps_of(m.name) for m in found}
@@ -587,14 +587,14 @@ def _parties(X: Any, parties: Any, names: Any) -> tuple[list[Any], Any]:
     )
 
 
-def _run_all(
+def run_candidates(
     entered: Sequence[Candidate],
     shards: list[Shard],
     seed: int,
     verbose: int,
     interrupts: Interrupts,
     exclusions: ExclusionLog,
-    faulty: str,
+    faulty: str = STOP,
 ) -> tuple[MethodResult, ...]:
     """Method by method; those after an interrupt are left out."""
     found: list[MethodResult] = []
