@@ -76,14 +76,11 @@ def attack(
     candidates: Annotated[
         Path | None,
         typer.Option(
-            help="Rows to test for membership, with the columns of the run; with --data also how well the tests do.",
-            show_default=False,
+            help="Rows to test for membership, with the columns of the run; with --data also how well the tests do."
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long all searches together may take.")] = 120.0,
-    report: Annotated[
-        Path | None, typer.Option(help="Also write the findings as a page (.html).", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the findings as a page (.html).")] = None,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
@@ -96,9 +93,7 @@ def attack(
     found. guess: who holds a record may guess that it was used; membership: can tell; entries, rows: values, or whole
     rows, may be computed back; unknown: only H was sent, for which no law is known; bounded: uploads had noise.
     """
-
-    if report is not None:
-        require_writable("--report", report, (".html",))
+    require_writable("--report", report, (".html",))
     wanted = Wanted(label, transpose, key, header)
     read = [Recorded.read(run, party) for run in runs]
     rows = [one.rows_of(data, party, wanted) for one in read]
@@ -200,7 +195,6 @@ class Recorded:
     @staticmethod
     def read(run: Path, party: str | None) -> Recorded:
         """Refuse a folder that holds no recorded run between parties, or none in which `party` took part."""
-
         folder = place_of(run)
         if not folder.is_dir():
             raise FileError(f"{run}: there is no such folder. Name the --run-folder of a fit with --record.")
@@ -228,7 +222,6 @@ class Recorded:
 
     def matched(self, table: Table) -> Table:
         """The table with the columns of the run: by name where its model is there, else as it is."""
-
         width = self.record.n_features
         if (self.folder / MODEL).is_file():
             return matched(table, load_model(self.folder / MODEL), drop_extra=False)
@@ -240,7 +233,6 @@ class Recorded:
 
     def run_with(self, rows: Mapping[str, Table]) -> RecordedRun:
         """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
-
         try:
             blank = with_known_cells(self._blank(), self.estimator.missing)
             tables = {name: rows.get(name, blank).X for name in self.record.parties}
@@ -259,7 +251,6 @@ class Recorded:
 
     def _blank(self) -> Table:
         """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
-
         k, width = self.estimator.n_components, self.record.n_features
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
         if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
@@ -269,7 +260,6 @@ class Recorded:
 
 def estimator_of(folder: Path) -> FederatedNMF:
     """The estimator of a recorded run, from its settings.json; whatever is not as we write it is a FormatError."""
-
     path, written = folder / SETTINGS, RunFolder(folder).settings()
     if written.get("method") == "centralised":
         raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")

@@ -68,14 +68,11 @@ def compare(
         ),
     ] = FAULTY[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    report: Annotated[
-        Path | None, typer.Option(help="Also write a page with curves and parts (.html).", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with curves and parts (.html).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare models that parties learn alone, together, and from pooled rows; in simulation."""
-    if report is not None:
-        require_writable("--report", report, (".html",))
+    require_writable("--report", report, (".html",))
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")

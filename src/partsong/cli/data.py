@@ -39,7 +39,6 @@ from partsong.console.output import (
     guarded,
     plain,
     put_failure,
-    put_json,
     put_result,
     require_distinct,
     require_writable,
@@ -106,20 +105,20 @@ def check(
     support = Support.of(table.X) if is_factorizable else None
     if report is not None:
         _write_report(report, table)
-    if as_json:
-        put_json(
-            {
-                "factorizable": is_factorizable,
-                "summary": summary,
-                "findings": [asdict(finding) for finding in findings],
-                "report": report,
-                "exposure": None if support is None else support.as_dict(),
-            }
-        )
-    else:
-        _print_check(summary, findings, is_factorizable, report)
-        if support is not None:
-            typer.echo(str(support))
+    told = {
+        "factorizable": is_factorizable,
+        "summary": summary,
+        "findings": [asdict(finding) for finding in findings],
+        "report": report,
+        "exposure": None if support is None else support.as_dict(),
+    }
+    lines = facts(((name.replace("_", " "), _shown(value)) for name, value in summary.items()), 24)
+    for each in findings:
+        mark = "Error" if each.severity == "error" else "Note"
+        lines.append(f"{mark}: {visible(each.message)} {visible(each.remedy)}")
+    lines += [] if report is None else [f"All rows concerned are in {report}."]
+    lines += ["This cannot be factorized yet."] if support is None else ["This can be factorized.", str(support)]
+    put_result(told, lines, as_json)
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
 
@@ -130,22 +129,9 @@ def _with_hint(finding: Finding) -> Finding:
 
 
 def _write_report(path: Path, table: Table) -> None:
-
     rows = list(offending_rows(table))
     write_csv(path, ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"), rows)
     warn_of_formulas(path, (name for row in rows for name in (row[1], row[6])))
-
-
-def _print_check(
-    summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizable: bool, report: Path | None
-) -> None:
-    typer.echo("\n".join(facts(((name.replace("_", " "), _shown(value)) for name, value in summary.items()), 24)))
-    for finding in findings:
-        mark = "Error" if finding.severity == "error" else "Note"
-        typer.echo(f"{mark}: {visible(finding.message)} {visible(finding.remedy)}")
-    if report is not None:
-        typer.echo(f"All rows concerned are in {report}.")
-    typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")
 
 
 def _shown(value: Any) -> str:
@@ -174,8 +160,7 @@ def split(
         Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
     ],
     by: Annotated[
-        str | None,
-        typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them."),
+        str | None, typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them.")
     ] = None,
     concentration: Annotated[
         float | None,
@@ -193,7 +178,6 @@ def split(
             "or less for a few large parties and many small ones, large for nearly equal ones. Each has at least one "
             "row.",
             callback=positive,
-            show_default=False,
         ),
     ] = None,
     iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
@@ -246,7 +230,6 @@ def split(
 
 def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
     """The rows of each party by name; the same seed gives the same shares."""
-
     n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
     if how == "contiguous":
         shares = contiguous(n_rows, parties)

@@ -62,7 +62,6 @@ INDEPENDENT = "independent"
 
 def candidates(rounds: int) -> tuple[Candidate, ...]:
     """The methods of the demo, from the worst idea to the oracle; FedAvg and FNMF iterate equally often."""
-
     exact = methods.build("exact", RANK, local_steps=5)
     seldom, long, alone = max(2, rounds // 10), 100, 3 * rounds
     return (
@@ -145,7 +144,6 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
 
 def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, verbose: int) -> tuple[MethodResult, ...]:
-
     with held() as interrupts:
         found = run_candidates(entered, shards, seed, verbose, interrupts, ExclusionLog())
     if interrupts.count or found[-1].outcome == Outcome.INTERRUPTED:
@@ -155,7 +153,6 @@ def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, ver
 
 
 def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
-
     return Report(
         title="One set of parts, no pooled rows",
         lead=f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds the "

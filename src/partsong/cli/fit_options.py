@@ -190,10 +190,7 @@ class FitOptions:
         None, NOISE, "--unit row: longer rows are scaled down. Choose it without a look at the data."
     )
     clip: float | None = opt(
-        None,
-        NOISE,
-        "--unit party: the most that an H_p with rows of norm 1 may lie from the model.",
-        show_default="1",
+        None, NOISE, "--unit party: the most that an H_p with rows of norm 1 may lie from the model.", show_default="1"
     )
     noise: str | None = opt(None, NOISE, "--unit party.", choices=("gaussian", "laplace"), show_default="gaussian")
     relation: str | None = opt(
@@ -204,10 +201,7 @@ class FitOptions:
         show_default="add-or-remove of rows, replace of parties",
     )
     sums: str = opt(
-        SUMS[0],
-        RANKED_PANEL,
-        "all-reduce is fast; in-order gives the same bits whatever the transport.",
-        choices=SUMS,
+        SUMS[0], RANKED_PANEL, "all-reduce is fast; in-order gives the same bits whatever the transport.", choices=SUMS
     )
     seed: int | None = opt(None, COMPUTING, "Random seed.", min=0, show_default="a new one, printed")
     dtype: str | None = opt(None, COMPUTING, "Precision.", choices=DTYPES, show_default="as the data")

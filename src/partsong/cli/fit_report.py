@@ -91,7 +91,6 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
 
 def _attacks(fit: FederatedFit, witness: Witness) -> Any:
     """What a curious server makes of the traffic; the rows are at hand to say how near it comes."""
-
     if witness.size > MOST_BYTES:
         return TOO_MUCH
     layout, is_asynchronous = Layout.of(fit.shards, fit.schedule.seed), isinstance(fit.engine, Asynchronous)

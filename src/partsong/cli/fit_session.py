@@ -148,8 +148,7 @@ def require_outputs(options: FitOptions) -> None:
         run_folder.make_usable(folder, options.overwrite)
     endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": (), "--report": (".html",)}
     for name, path in {**outputs, "--report": options.report}.items():
-        if path is not None:
-            require_writable(name, path, endings[name])
+        require_writable(name, path, endings[name])
     if options.checkpoint is not None and place_of(options.checkpoint).exists():
         _require_checkpoint(place_of(options.checkpoint), is_resumed=options.resume is not None)
 

@@ -17,15 +17,7 @@ from partsong.data.table import Table, header_findings
 from partsong.data.validation import identifier_findings, inspect, require_factorizable
 from partsong.errors import DataError, FileError, FormatError, PartsongError, reworded
 from partsong.io.opening import Wanted, place_of
-from partsong.io.party_folder import (
-    LISTING,
-    holds_matrix,
-    in_one_order,
-    is_parts_folder,
-    listed,
-    read_part,
-    read_parts,
-)
+from partsong.io.party_folder import LISTING, holds_matrix, in_one_order, is_parts_folder, listed, read_part, read_parts
 from partsong.io.read import reader_of
 from partsong.training.distributed_settings import IGNORE
 
@@ -35,7 +27,8 @@ from partsong.training.distributed_settings import IGNORE
 
 NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
 LEAVE_THEM_OUT = (
-    "`partsong fit` can leave out cells that are not known: --solver game --missing ignore (of parts --method game)."
+    "`partsong fit` can leave out cells that are not known: --solver game --missing ignore. Of parts: --method game "
+    "--missing ignore."
 )
 
 
@@ -94,7 +87,6 @@ class Holdings:
     @property
     def dtype(self) -> str:
         """The type to compute in: the most precise that any party needs."""
-
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
@@ -159,7 +151,6 @@ def read_sound_parties(
 
 def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:
     """Refuse what cannot be factorized (of a party also zeros alone), naming the file, and its rows and columns."""
-
     with named_source(table):
         require_factorizable(table.X, table.feature_names, dtype, party=party)
 
@@ -176,7 +167,6 @@ def named_source(table: Table) -> Iterator[None]:
 
 def _with_names(table: Table, error: PartsongError) -> str:
     """What `check` says of the first bad cells, if it is cells that are bad."""
-
     if isinstance(error, DataError):
         for finding in inspect(table.X, table.feature_names, table.sample_names):
             if finding.severity == "error" and finding.rows:
@@ -186,7 +176,6 @@ def _with_names(table: Table, error: PartsongError) -> str:
 
 def warn_of_identifiers(tables: Iterable[Table]) -> None:
     """Warn once of columns that number the rows: they would be fitted like any other."""
-
     for table in tables:
         findings = identifier_findings(table.X, table.feature_names)
         if findings:
@@ -196,7 +185,6 @@ def warn_of_identifiers(tables: Iterable[Table]) -> None:
 
 def header_notes(table: Table, wanted: Wanted) -> tuple[Finding, ...]:
     """A note where the first line of a text file was taken for data, although it may well name the columns."""
-
     reader = reader_of(Path(table.source))
     if wanted.header is not None or reader is None or "header" not in reader.takes:
         return ()

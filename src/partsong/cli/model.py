@@ -63,7 +63,6 @@ ModelFile = Annotated[
 
 def read_model(path: Path) -> Model:
     """`partsong.load_model`, with the way out where a folder is named instead of a file."""
-
     place = place_of(path)
     if not place.is_dir():
         return load_model(place)
@@ -95,7 +94,6 @@ def info(
 
 def description(model: Model, top: int) -> dict[str, Any]:
     """All that can be said about a model in plain values."""
-
     H, error = model.components, model.relative_error
     features, values = top_features(H, model.feature_names, top), -np.sort(-H, axis=1)[:, :top]
     return {
@@ -170,7 +168,6 @@ def transform(
     quiet: Quiet = False,
 ) -> None:
     """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
-
     require_transform_files("partsong transform", data, model, output)
     wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
@@ -219,7 +216,6 @@ def matched(table: Table, model: Model, drop_extra: bool) -> Table:
 
 def weights_of(table: Table, model: Model, threads: int | None, missing: str = MISSING[0]) -> tuple[Any, float]:
     """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖, over known cells where only these are in the table."""
-
     kind = model.components.dtype
     with named_source(table):
         require_transformable(table.X, dtype=kind)

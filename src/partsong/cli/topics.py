@@ -12,16 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from partsong import methods
-from partsong.console.options import (
-    MODEL_ENDINGS,
-    AsJson,
-    Quiet,
-    examples,
-    opt,
-    parameters_of,
-    unknown,
-    with_options,
-)
+from partsong.console.options import MODEL_ENDINGS, AsJson, Quiet, examples, opt, parameters_of, unknown, with_options
 from partsong.console.output import (
     exit_code,
     guarded,
@@ -206,10 +197,8 @@ def fit(**values: Any) -> None:
     require_distinct({
         **files, "--stop-words": options.stop_words, "--output": options.output, "--html": options.html,
     })  # fmt: skip
-    if options.output is not None:
-        require_writable("--output", options.output, MODEL_ENDINGS)
-    if options.html is not None:
-        require_writable("--html", options.html, (".html",))
+    require_writable("--output", options.output, MODEL_ENDINGS)
+    require_writable("--html", options.html, (".html",))
     model = model_of(options)
     by_party = texts_of(options.texts, options.text_column, options.encoding)
     began = time.perf_counter()
@@ -358,8 +347,7 @@ def show(
 ) -> None:
     """Show the words of each topic, and its size and coherence where the file knows them."""
     require_distinct({"MODEL": model, "--html": html})
-    if html is not None:
-        require_writable("--html", html, (".html",))
+    require_writable("--html", html, (".html",))
     from partsong.evaluation.topic_quality import top_words
     from partsong.io.topic_file import load_topics
     from partsong.reporting.topic_page import TopicPage, facts_of, write_topic_page

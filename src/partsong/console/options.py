@@ -58,8 +58,7 @@ Header = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing"),
+    int | None, typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")]
 AsJson = Annotated[

@@ -154,8 +154,10 @@ def warn_of_formulas(path: Path, names: Iterable[str] | None) -> None:
         )
 
 
-def require_writable(option: str, path: Path, endings: Sequence[str] = ()) -> None:
-    """Refuse, before anything is computed, a file that could not be written afterwards."""
+def require_writable(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
+    """Refuse, before anything is computed, a file that could not be written afterwards; None is no file."""
+    if path is None:
+        return
     name = path.name.lower()
     if endings and not name.endswith(tuple(endings)):
         raise typer.BadParameter(f"{path}: the name must end in {' or '.join(endings)}.", param_hint=option)

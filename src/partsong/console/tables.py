@@ -16,7 +16,6 @@ from partsong.io.read import conflicts, read_wanted, reader_of
 
 def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Table:
     """`partsong.read`, with a word on folders of parts where one table is meant."""
-
     place = place_of(path)
     if is_parts_folder(place):
         raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
@@ -28,7 +27,6 @@ def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Tab
 
 def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label") -> None:
     """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
-
     reader = reader_of(place_of(path))
     for setting, why in conflicts(reader, wanted) if reader is not None else ():
         hint = label_option if setting == "label" else option(setting)

@@ -51,13 +51,10 @@ Place = Annotated[
 @guarded
 def verify(
     place: Place,
-    head: Annotated[
-        str | None, typer.Option(help="The last hash, as it was noted elsewhere.", show_default=False)
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="The last hash, as it was noted elsewhere.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
-
     path = log_at(place)
     try:
         found = verified(path, head)
@@ -89,12 +86,11 @@ def verify(
 @guarded
 def show(
     place: Place,
-    run: Annotated[str | None, typer.Option(help="Only messages of this run.", show_default=False)] = None,
+    run: Annotated[str | None, typer.Option(help="Only messages of this run.")] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Only so many lines, the latest.", show_default="all")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
-
     path = log_at(place)
     lines, error = sound_lines(path)
     totals, unlisted = totals_of(lines), unlisted_at(path, lines)
@@ -129,8 +125,7 @@ def opening(
     place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
     why: Annotated[str, typer.Option(help="What has happened; it stays in the ledger.", show_default=False)],
     releases: Annotated[
-        int | None,
-        typer.Option(min=0, help="Releases that the ledger lacks.", show_default="those that the log has"),
+        int | None, typer.Option(min=0, help="Releases that the ledger lacks.", show_default="those that the log has")
     ] = None,
     directions: Annotated[
         int | None,
@@ -139,8 +134,7 @@ def opening(
         ),
     ] = None,
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="ε of all of them, where they had noise.", show_default="what the log says"),
+        float | None, typer.Option(help="ε of all of them, where they had noise.", show_default="what the log says")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ at which that ε holds.", show_default="half of the budget's")
@@ -156,7 +150,6 @@ def opening(
     Nothing is taken away: ε that is spent stays spent, and the stated ε and combinations of rows count from now on.
     Restore newer copies first, where there are any. The site answers for what it states.
     """
-
     stated = open_balance(
         state_of(place),
         why,

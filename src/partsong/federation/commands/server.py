@@ -71,13 +71,8 @@ Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's f
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for all that the federation is.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="Name of the federation.", show_default="the folder's")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="host:port under which sites reach the server.", show_default=False)
-    ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option(help="A site to make a startup kit for; can be repeated.", show_default=False),
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="host:port under which sites reach the server.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site to make a startup kit for; can be repeated.")] = None,
     renew: Annotated[
         bool, typer.Option("--renew", help="A new certificate for the server of a federation that is there.")
     ] = False,
@@ -292,9 +287,7 @@ def run(
         ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help=ENGINE)] = Engine.FLOWER,
-    drop: Annotated[
-        Path | None, typer.Option(help="With --engine files: where requests are dropped.", show_default=False)
-    ] = None,
+    drop: Annotated[Path | None, typer.Option(help="With --engine files: where requests are dropped.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
     ] = None,
@@ -308,8 +301,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment over all sites, follow it, and write the model."""
-    if output is not None:
-        require_writable("--output", output, (".safetensors",))
+    require_writable("--output", output, (".safetensors",))
     if (drop is None) == (engine is Engine.FILES):
         raise ParameterError("--engine files and --drop FOLDER go together.")
     given = () if names is None else _names_in(names)

@@ -41,7 +41,7 @@ MAKE_KEY = (
 @guarded
 def secret(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A new file for it, for its owner alone.", show_default=False)
+        Path | None, typer.Option("--output", "-o", help="A new file for it, for its owner alone.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -138,20 +138,16 @@ A site that passes the shared key to the server lets it test words that it think
 @guarded
 def join(
     kit: Annotated[Path, typer.Argument(help="The startup kit: a .zip or a folder.", show_default=False)],
-    data: Annotated[
-        Path | None, typer.Option(help="The rows or texts of this site; needed the first time.", show_default=False)
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The rows or texts of this site; needed the first time.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", "-f", help="The site's own folder.", show_default="site-NAME")
     ] = None,
-    roster: Annotated[Path | None, typer.Option(help="roster.toml, from the coordinator.", show_default=False)] = None,
+    roster: Annotated[Path | None, typer.Option(help="roster.toml, from the coordinator.")] = None,
     fingerprint: Annotated[
-        str | None,
-        typer.Option(help="The roster's fingerprint, as heard from other sites by telephone.", show_default=False),
+        str | None, typer.Option(help="The roster's fingerprint, as heard from other sites by telephone.")
     ] = None,
     shared_key: Annotated[
-        Path | None,
-        typer.Option(help="File with the key that all sites share; - for standard input.", show_default=False),
+        Path | None, typer.Option(help="File with the key that all sites share; - for standard input.")
     ] = None,
     rare_columns: Annotated[
         str | None,
@@ -161,10 +157,7 @@ def join(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
-    drop: Annotated[
-        Path | None,
-        typer.Option(help="Answer through this folder, and not over the network.", show_default=False),
-    ] = None,
+    drop: Annotated[Path | None, typer.Option(help="Answer through this folder, and not over the network.")] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the node once all is there.")] = True,
     label: Label = None,
     transpose: Transpose = False,
@@ -181,8 +174,7 @@ def join(
         ),
     ] = None,
     encoding: Annotated[
-        str | None,
-        typer.Option(help="How texts are written.", rich_help_panel="Reading", show_default="utf-8"),
+        str | None, typer.Option(help="How texts are written.", rich_help_panel="Reading", show_default="utf-8")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -96,7 +96,6 @@ def site_told(site: SiteFolder) -> dict[str, Any]:
     `to_mend` is what it must not be without and has lost, or is damaged: `roster`, `shared_key`, `secret`, `policy`.
     `refuses`: why it refuses everything, where it does.
     """
-
     to_mend: dict[str, str] = {}
     roster = _tried(to_mend, "roster", lambda: _pinned(site))
     key = _tried(to_mend, "shared_key", site.shared_key)
@@ -135,7 +134,6 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
 
     `policy` None: it is gone, no budget is known, and ε is that of the usual δ.
     """
-
     budget = None if policy is None else policy.privacy
     told: dict[str, Any] = {"epsilon_allowed": None if budget is None else budget.epsilon, "epsilon_spent": None}
     try:
@@ -152,7 +150,6 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
 
 
 def _audit(path: Path) -> dict[str, Any]:
-
     try:
         found = verified(path)
     except FormatError as error:
@@ -164,7 +161,6 @@ def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
     """What the site says to itself before it answers anything. The two files are read one after the other, without the
     lock of a site that may be at work: what was charged and logged in between is seen at a second look.
     """
-
     why = None
     for wait in (0, SECOND_LOOK):
         time.sleep(wait)
@@ -179,7 +175,6 @@ def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
 
 def _runs_at_site(folder: Path) -> dict[str, dict[str, Any]]:
     """Those that were begun at a site, and where their results are."""
-
     names = {path.name for place in ("state/runs", "results") for path in (folder / place).glob("[!.]*")}
     runs: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
@@ -229,7 +224,6 @@ def _released(told: Mapping[str, Any]) -> str:
 
 def server_told(server: ServerFolder) -> dict[str, Any]:
     """Sites and runs, as the coordinator sees them; `to_mend`: its `authority`, `certificate`, `coordinator_key`."""
-
     to_mend: dict[str, str] = {}
     authority = _tried(to_mend, "authority", lambda: server.authority)
     left = _tried(to_mend, "certificate", lambda: _whole_days(server.days_left()))
@@ -256,7 +250,6 @@ def _whole_days(left: float) -> int:
 
 def _served_days(server: ServerFolder) -> int | None:
     """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
-
     own, shown = (server.path / "server.crt").read_bytes(), control.shown_certificate(server)
     return (
         None
@@ -267,7 +260,6 @@ def _served_days(server: ServerFolder) -> int | None:
 
 def _sites(server: ServerFolder) -> dict[str, str]:
     """Who is there, by a server that runs and can be asked."""
-
     with control.controlling(server) as connection:
         nodes = connection.nodes()
     found = {site: nodes.get(server.node_of(site) or 0) for site in server.cards()}
@@ -288,7 +280,6 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
     """Running, starting, done, failed and why, or broken off and the command that goes on with it, by the engine that
     it had last.
     """
-
     if is_held(place.lock):
         return {"status": "running"}
     if is_starting(place):
