@@ -47,7 +47,7 @@ def require_usable(line):
     command, words = COMMANDS, shlex.split(line)[1:]
     assert "…" not in words
     while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
+        _, command, words = command.resolve_command(None, words)
     command.make_context("partsong", words)
 
 

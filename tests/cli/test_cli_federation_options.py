@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from partsong.cli.main import app
+from partsong.cli.main import PLACES
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 ROW = re.compile(r"^\| `((?:federation|audit) [\w-]+)[^|]*\|([^|]*)\|", re.MULTILINE)
@@ -17,7 +16,7 @@ EVERYWHERE = {"--json", "--help"}
 
 def commands():
     for group in ("federation", "audit"):
-        for name, command in get_command(app).commands[group].commands.items():
+        for name, command in PLACES[group].load(group).commands.items():
             yield f"{group} {name}", command
 
 

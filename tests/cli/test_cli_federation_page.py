@@ -33,7 +33,7 @@ def test_a_command_in_a_page_is_one(page, line):
     while words and hasattr(command, "commands"):
         name = words.pop(0).rstrip(".,")
         assert name in command.commands, f"{page}: {line}"
-        command = command.commands[name]
+        _, command, _ = command.resolve_command(None, [name])
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     used = {word for word in words if word.startswith("-") and word != "-"}
     assert used <= known, f"{page}: {line}"

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+from partsong.attacks.findings import PartyFindings, severity_of, verdict_of
+from partsong.attacks.runner import Attacker, RecordedRun, findings
 from partsong.cli.inputs import with_known_cells
 from partsong.cli.model import matched
-from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples, one_of
-from partsong.console.output import guarded, put_json, require_writable, visible
+from partsong.console.options import AsJson, Header, Key, Label, Transpose, examples, one_of
+from partsong.console.output import facts, guarded, put_json, put_table, require_writable, visible
 from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
+from partsong.data.table import Table
+from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
+from partsong.estimators.federated_nmf import FederatedNMF
+from partsong.io.model_file import load_model
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder, read_parts
-
-if TYPE_CHECKING:
-    from partsong.attacks.findings import PartyFindings
-    from partsong.attacks.runner import RecordedRun
-    from partsong.data.table import Table
-    from partsong.estimators.federated_nmf import FederatedNMF
-    from partsong.training.traffic import TrafficRecord
+from partsong.reporting.attack_report import write_page
+from partsong.training.run_folder import MODEL, SETTINGS, RunFolder
+from partsong.training.traffic import TrafficRecord, read_record
 
 ATTACKERS = ("server", "colluders")
 SEEN = {
@@ -68,19 +71,16 @@ def attack(
         ),
     ] = ATTACKERS[0],
     party: Annotated[
-        OptionalText, typer.Option(help="Attack this party alone.", show_default="every party in turn")
+        str | None, typer.Option(help="Attack this party alone.", show_default="every party in turn")
     ] = None,
     candidates: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(
-            help="Rows to test for membership, with the columns of the run; with --data also how well the tests do.",
-            show_default=False,
+            help="Rows to test for membership, with the columns of the run; with --data also how well the tests do."
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long all searches together may take.")] = 120.0,
-    report: Annotated[
-        OptionalPath, typer.Option(help="Also write the findings as a page (.html).", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the findings as a page (.html).")] = None,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
@@ -93,11 +93,7 @@ def attack(
     found. guess: who holds a record may guess that it was used; membership: can tell; entries, rows: values, or whole
     rows, may be computed back; unknown: only H was sent, for which no law is known; bounded: uploads had noise.
     """
-    from partsong.attacks.findings import severity_of, verdict_of
-    from partsong.attacks.runner import Attacker, findings
-
-    if report is not None:
-        require_writable("--report", report, (".html",))
+    require_writable("--report", report, (".html",))
     wanted = Wanted(label, transpose, key, header)
     read = [Recorded.read(run, party) for run in runs]
     rows = [one.rows_of(data, party, wanted) for one in read]
@@ -134,8 +130,6 @@ def attack(
         "report": report,
     }
     if report is not None:
-        from partsong.reporting.attack_report import write_page
-
         write_page(report, f"Attack on {' and '.join(one.name for one in runs)}", found)
     if as_json:
         put_json(summary)
@@ -151,10 +145,6 @@ def _as_json(each: PartyFindings) -> dict[str, Any]:
 
 
 def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     by = f"by the numbers: {summary['by_law']}; found: {summary['found'] or 'nothing beyond that'}"
     lines = {
         "severity": f"{summary['severity']} ({by}; worst for {summary['worst_party']})",
@@ -163,19 +153,16 @@ def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
         "attacker": summary["attacker"],
         "visible": SEEN[summary["attacker"]][summary["masked"]],
     }
-    for name, value in lines.items():
-        typer.echo(f"{name:<12}{visible(value)}")
-    if not summary["compared_with"]:
-        typer.echo(WITHOUT_TRUTH)
-    typer.echo("")
-    table = Table("party", "severity", "left it", "tried", "recovered", box=None, header_style="bold")
+    shown = facts(((name, visible(value)) for name, value in lines.items()), 12)
+    typer.echo("\n".join([*shown, *([] if summary["compared_with"] else [WITHOUT_TRUTH]), ""]))
+    rows = []
     for each in found:
         what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or f"by the numbers: {each.by_law}"
         what += "".join(f"\n{_tested(test)}" for test in each.membership)
         what += "" if each.largest_share is None else f"\nlargest share of one row in a sum: {each.largest_share:.0%}"
         cells = (each.party, str(each.severity), each.left, "\n".join(each.tried) or "no attack", what)
-        table.add_row(*(Text("\n".join(visible(line) for line in cell.split("\n"))) for cell in cells))
-    Console(highlight=False).print(table)
+        rows.append(["\n".join(map(visible, cell.split("\n"))) for cell in cells])
+    put_table(("party", "severity", "left it", "tried", "recovered"), rows)
     for note in dict.fromkeys(note for each in found for note in each.notes):
         typer.echo(f"\n{visible(note)}")
     typer.echo(f"\n{visible(summary['verdict'])}")
@@ -208,8 +195,6 @@ class Recorded:
     @staticmethod
     def read(run: Path, party: str | None) -> Recorded:
         """Refuse a folder that holds no recorded run between parties, or none in which `party` took part."""
-        from partsong.training.traffic import read_record
-
         folder = place_of(run)
         if not folder.is_dir():
             raise FileError(f"{run}: there is no such folder. Name the --run-folder of a fit with --record.")
@@ -237,9 +222,6 @@ class Recorded:
 
     def matched(self, table: Table) -> Table:
         """The table with the columns of the run: by name where its model is there, else as it is."""
-        from partsong.io.model_file import load_model
-        from partsong.training.run_folder import MODEL
-
         width = self.record.n_features
         if (self.folder / MODEL).is_file():
             return matched(table, load_model(self.folder / MODEL), drop_extra=False)
@@ -251,9 +233,6 @@ class Recorded:
 
     def run_with(self, rows: Mapping[str, Table]) -> RecordedRun:
         """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
-        from partsong.attacks.runner import RecordedRun
-        from partsong.engines.virtual_clock import Asynchronous
-
         try:
             blank = with_known_cells(self._blank(), self.estimator.missing)
             tables = {name: rows.get(name, blank).X for name in self.record.parties}
@@ -272,10 +251,6 @@ class Recorded:
 
     def _blank(self) -> Table:
         """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
-        import numpy as np
-
-        from partsong.data.table import Table
-
         k, width = self.estimator.n_components, self.record.n_features
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
         if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
@@ -285,9 +260,6 @@ class Recorded:
 
 def estimator_of(folder: Path) -> FederatedNMF:
     """The estimator of a recorded run, from its settings.json; whatever is not as we write it is a FormatError."""
-    from partsong.estimators.federated_nmf import FederatedNMF
-    from partsong.training.run_folder import SETTINGS, RunFolder
-
     path, written = folder / SETTINGS, RunFolder(folder).settings()
     if written.get("method") == "centralised":
         raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from partsong import methods
 from partsong.cli.inputs import read_sound_parties
-from partsong.console.options import FAULTY, AsJson, OptionalInt, OptionalPath, examples, one_of
+from partsong.console.options import FAULTY, AsJson, examples, one_of
 from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
+from partsong.estimators.compare import Comparison, IncompleteWarning
+from partsong.estimators.compare import compare as compare_parties
 from partsong.io.party_folder import is_parts_folder, read_parts
-
-if TYPE_CHECKING:
-    from partsong.estimators.compare import Comparison
 
 EPILOG = examples(
     "partsong split counts.csv --parties 5 --by hospital -o parts/ && partsong compare parts/ -k 10",
@@ -43,13 +42,13 @@ def compare(
         Path, typer.Argument(metavar="PARTS", help="A folder that `partsong split` wrote.", show_default=False)
     ],
     n_components: Annotated[
-        OptionalInt, typer.Option("--components", "-k", min=1, help="Number of parts to learn.", show_default="20")
+        int | None, typer.Option("--components", "-k", min=1, help="Number of parts to learn.", show_default="20")
     ] = None,
     method: Annotated[
         list[str], typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known)
     ] = list(DEFAULT),  # noqa: B006  # typer copies it
     rounds: Annotated[
-        OptionalInt,
+        int | None,
         typer.Option(
             min=1,
             help="Exchanges of every method; local and pooled iterate as often as exact, and at least 100 times.",
@@ -57,7 +56,7 @@ def compare(
         ),
     ] = None,
     local_steps: Annotated[
-        OptionalInt,
+        int | None,
         typer.Option(min=1, help="Iterations between exchanges, of methods that average.", show_default="the method's"),
     ] = None,
     faulty: Annotated[
@@ -69,19 +68,14 @@ def compare(
         ),
     ] = FAULTY[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    report: Annotated[
-        OptionalPath, typer.Option(help="Also write a page with curves and parts (.html).", show_default=False)
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with curves and parts (.html).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare models that parties learn alone, together, and from pooled rows; in simulation."""
-    if report is not None:
-        require_writable("--report", report, (".html",))
+    require_writable("--report", report, (".html",))
     place = parts.expanduser()
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
-    from partsong.estimators.compare import IncompleteWarning
-    from partsong.estimators.compare import compare as compare_parties
 
     if faulty == "leave-out":
         holdings, unreadable = read_sound_parties(place, None, ())

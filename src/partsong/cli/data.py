@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from partsong.cli.inputs import (
-    FIT_WITHOUT_THEM,
+    LEAVE_THEM_OUT,
     header_notes,
     hinting_at_games,
     require_usable,
@@ -25,10 +27,7 @@ from partsong.console.options import (
     Header,
     Key,
     Label,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
+    Quiet,
     Transpose,
     examples,
     one_of,
@@ -36,11 +35,12 @@ from partsong.console.options import (
 )
 from partsong.console.output import (
     BAD_INPUT,
+    facts,
     failure,
     guarded,
     plain,
     put_failure,
-    put_json,
+    put_result,
     require_distinct,
     require_writable,
     tell,
@@ -48,16 +48,17 @@ from partsong.console.output import (
     warn_of_formulas,
 )
 from partsong.console.tables import read_table, require_meaningful
+from partsong.core.streams import fresh_seed, stream
+from partsong.data.partition import by_label, by_size, contiguous, iid, party_names
+from partsong.data.scan import Finding
+from partsong.data.summary import offending_rows, summary_of
+from partsong.data.table import Table
+from partsong.data.validation import identifier_findings, inspect
 from partsong.errors import ParameterError, PartsongError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import require_free, write_parts
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from partsong.data.scan import Finding
-    from partsong.data.table import Table
-
+from partsong.privacy.exposure import Support
+from partsong.training.run_folder import write_csv
 
 # ---- check ------------------------------------------------------------------------------------------------------
 #
@@ -74,7 +75,7 @@ def check(
     key: Key = None,
     header: Header = None,
     report: Annotated[
-        OptionalPath, typer.Option(help="List every row that has NaN, infinite, negative or only zero cells (.csv).")
+        Path | None, typer.Option(help="List every row that has NaN, infinite, negative or only zero cells (.csv).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,7 +85,7 @@ def check(
         require_writable("--report", report, (".csv",))
     wanted = Wanted(label, transpose, key, header)
     try:
-        with hinting_at_games(FIT_WITHOUT_THEM):
+        with hinting_at_games():
             table = read_table(data, wanted)
     except PartsongError as error:
         if not as_json:
@@ -96,9 +97,6 @@ def check(
         unreadable = {"factorizable": False, "summary": None, "findings": [finding], "report": None}
         put_failure({**unreadable, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
-    from partsong.data.summary import summary_of
-    from partsong.data.validation import identifier_findings, inspect
-    from partsong.privacy.exposure import Support
 
     findings = tuple(map(_with_hint, inspect(table.X, table.feature_names, table.sample_names)))
     findings += identifier_findings(table.X, table.feature_names) + header_notes(table, wanted)
@@ -107,49 +105,33 @@ def check(
     support = Support.of(table.X) if is_factorizable else None
     if report is not None:
         _write_report(report, table)
-    if as_json:
-        put_json(
-            {
-                "factorizable": is_factorizable,
-                "summary": summary,
-                "findings": [asdict(finding) for finding in findings],
-                "report": report,
-                "exposure": None if support is None else support.as_dict(),
-            }
-        )
-    else:
-        _print_check(summary, findings, is_factorizable, report)
-        if support is not None:
-            typer.echo(str(support))
+    told = {
+        "factorizable": is_factorizable,
+        "summary": summary,
+        "findings": [asdict(finding) for finding in findings],
+        "report": report,
+        "exposure": None if support is None else support.as_dict(),
+    }
+    lines = facts(((name.replace("_", " "), _shown(value)) for name, value in summary.items()), 24)
+    for each in findings:
+        mark = "Error" if each.severity == "error" else "Note"
+        lines.append(f"{mark}: {visible(each.message)} {visible(each.remedy)}")
+    lines += [] if report is None else [f"All rows concerned are in {report}."]
+    lines += ["This cannot be factorized yet."] if support is None else ["This can be factorized.", str(support)]
+    put_result(told, lines, as_json)
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
 
 
 def _with_hint(finding: Finding) -> Finding:
     """Gaps are no hindrance to a game."""
-    return replace(finding, remedy=f"{finding.remedy} {FIT_WITHOUT_THEM}") if finding.kind == "nan" else finding
+    return replace(finding, remedy=f"{finding.remedy} {LEAVE_THEM_OUT}") if finding.kind == "nan" else finding
 
 
 def _write_report(path: Path, table: Table) -> None:
-    from partsong.data.summary import offending_rows
-    from partsong.training.run_folder import write_csv
-
     rows = list(offending_rows(table))
     write_csv(path, ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"), rows)
     warn_of_formulas(path, (name for row in rows for name in (row[1], row[6])))
-
-
-def _print_check(
-    summary: dict[str, Any], findings: tuple[Finding, ...], is_factorizable: bool, report: Path | None
-) -> None:
-    for name, value in summary.items():
-        typer.echo(f"{name.replace('_', ' '):<24}{_shown(value)}")
-    for finding in findings:
-        mark = "Error" if finding.severity == "error" else "Note"
-        typer.echo(f"{mark}: {visible(finding.message)} {visible(finding.remedy)}")
-    if report is not None:
-        typer.echo(f"All rows concerned are in {report}.")
-    typer.echo("This can be factorized." if is_factorizable else "This cannot be factorized yet.")
 
 
 def _shown(value: Any) -> str:
@@ -178,11 +160,10 @@ def split(
         Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
     ],
     by: Annotated[
-        OptionalText,
-        typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them."),
+        str | None, typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them.")
     ] = None,
     concentration: Annotated[
-        OptionalFloat,
+        float | None,
         typer.Option(
             help="With --by: α in Dirichlet(α · label frequencies), from which each party's mixture is drawn; small "
             "for few labels per party, large for the same mixture everywhere.",
@@ -191,20 +172,19 @@ def split(
         ),
     ] = None,
     sizes: Annotated[
-        OptionalFloat,
+        float | None,
         typer.Option(
             help="Random shares of unequal size: α in Dirichlet(α, …, α), from which the parties' sizes are drawn; 1 "
             "or less for a few large parties and many small ones, large for nearly equal ones. Each has at least one "
             "row.",
             callback=positive,
-            show_default=False,
         ),
     ] = None,
     iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
     contiguous: Annotated[
         bool, typer.Option("--contiguous", help="Equal shares of neighbouring rows, in the order of the file.")
     ] = False,
-    seed: Annotated[OptionalInt, typer.Option(min=0, help="Random seed.", show_default="a new one, printed")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="a new one, printed")] = None,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
@@ -218,7 +198,7 @@ def split(
         ),
     ] = MISSING[0],
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Split a table among parties, to try out a federation on one machine."""
     if (by is not None) + (sizes is not None) + iid + contiguous > 1:
@@ -227,7 +207,6 @@ def split(
         raise typer.BadParameter("--by names the labels already.", param_hint="--label")
     if concentration is not None and by is None:
         raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
-    from partsong.core.streams import fresh_seed
 
     wanted = Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE)
     label_option = "--label" if by is None else "--by"
@@ -246,18 +225,11 @@ def split(
     about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
     about |= {"concentration": skew if how in ("by", "sizes") else None}
     listing = write_parts(folder, table, rows, about)
-    if as_json:
-        put_json({"output": output, **listing})
-    elif not quiet:
-        _tell(output, listing)
+    put_result({"output": output, **listing}, _lines(output, listing), as_json, quiet)
 
 
 def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
     """The rows of each party by name; the same seed gives the same shares."""
-    from partsong.core.streams import stream
-    from partsong.data.partition import by_label, by_size, contiguous, iid
-    from partsong.estimators.parties import party_names
-
     n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
     if how == "contiguous":
         shares = contiguous(n_rows, parties)
@@ -272,8 +244,8 @@ def shares_of(table: Table, parties: int, how: str, concentration: float, seed: 
     return dict(zip(party_names(parties), shares, strict=True))
 
 
-def _tell(output: Path, listing: dict[str, Any]) -> None:
+def _lines(output: Path, listing: dict[str, Any]) -> Iterator[str]:
     for party in listing["parties"]:
         labels = ", ".join(f"{visible(label)}: {count}" for label, count in party["labels"].items())
-        typer.echo(f"{party['name']}  {party['rows']} rows" + (f"  ({labels})" if labels else ""))
-    typer.echo(f"{len(listing['parties'])} parts in {output}; seed {listing['seed']}")
+        yield f"{party['name']}  {party['rows']} rows" + (f"  ({labels})" if labels else "")
+    yield f"{len(listing['parties'])} parts in {output}; seed {listing['seed']}"

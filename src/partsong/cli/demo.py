@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from partsong import methods
@@ -16,10 +17,12 @@ from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import held
 from partsong.core.streams import key, stream
-
-if TYPE_CHECKING:
-    from partsong.estimators.compare import Candidate
-    from partsong.reporting.run_report import MethodResult, Party, Report
+from partsong.data.conversion import as_matrix
+from partsong.data.partition import by_label, party_names
+from partsong.estimators.compare import Candidate, run_candidate, warm_up
+from partsong.privacy.exposure import simulated_in_words
+from partsong.reporting.run_report import MethodResult, Party, Report, write_report
+from partsong.training.loop import progress
 
 EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "partsong demo --quick --json")
 
@@ -60,8 +63,6 @@ INDEPENDENT = "independent"
 
 def candidates(rounds: int) -> tuple[Candidate, ...]:
     """The methods of the demo, from the worst idea to the oracle; FedAvg and FNMF iterate equally often."""
-    from partsong.estimators.compare import Candidate
-
     exact = methods.build("exact", RANK, local_steps=5)
     seldom, long, alone = max(2, rounds // 10), 100, 3 * rounds
     return (
@@ -117,13 +118,6 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     from rich.markup import escape
     from sklearn.datasets import load_digits
 
-    from partsong.data.conversion import as_matrix
-    from partsong.data.partition import by_label
-    from partsong.estimators.compare import warm_up
-    from partsong.estimators.parties import party_names
-    from partsong.privacy.exposure import simulated_in_words
-    from partsong.reporting.run_report import Party, write_report
-
     X, labels = load_digits(return_X_y=True)
     owned = by_label(labels, PARTIES, stream(seed, "split"), CONCENTRATION)
     names = party_names(PARTIES)
@@ -152,9 +146,6 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
 
 def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, verbose: int) -> tuple[MethodResult, ...]:
-    from partsong.estimators.compare import run_candidate
-    from partsong.training.loop import progress
-
     found: list[MethodResult] = []
     with held() as interrupts:
         for candidate in entered:
@@ -167,10 +158,6 @@ def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, ver
 
 
 def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
-    import numpy as np
-
-    from partsong.reporting.run_report import Report
-
     return Report(
         title="One set of parts, no pooled rows",
         lead=f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds the "

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from copy import copy
-from dataclasses import fields
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
 
 from partsong import methods
-from partsong.cli.fit_options import CHOICES, KNOWN, METHOD_PANEL, PARAMETERS, RANKED, FitOptions, opt
-from partsong.console.options import OptionalText, examples
+from partsong.cli.fit_options import CHOICES, KNOWN, METHOD_PANEL, PARAMETERS, RANKED, FitOptions
+from partsong.console.options import examples, parameters_of, with_options
 from partsong.console.output import guarded, option
 
 EPILOG = examples(
@@ -47,30 +45,31 @@ HelpAll = Annotated[
 ]
 
 
-def _method_option(name: str) -> Any:
-    values = f": {', '.join(CHOICES[name])}" if name in CHOICES else ""
-    help = f"{', '.join(methods.taking(name, KNOWN))}{values}."
-    return Annotated[OptionalText, opt(option(name), panel=METHOD_PANEL, help=help, metavar="VALUE")]
+def _parameters() -> list[inspect.Parameter]:
+    """The fields of `FitOptions`, the parameters of methods and --help-all; all but the basic ones hidden."""
+    found = [one for one in parameters_of(FitOptions) if one.name != "method_options"]
+    for name in PARAMETERS:
+        values = f": {', '.join(CHOICES[name])}" if name in CHOICES else ""
+        help = f"{', '.join(methods.taking(name, KNOWN))}{values}."
+        shown = typer.Option(option(name), help=help, rich_help_panel=METHOD_PANEL, metavar="VALUE")
+        found.append(_keyword(name, Annotated[str | None, shown], None))
+    found.append(_keyword("help_all", HelpAll, False))
+    return [_keyword("ctx", typer.Context), *map(_as_basic, found)]
 
 
-def _with_options(run: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of `FitOptions`, the parameters of methods and --help-all as its options."""
-    hints = {**get_type_hints(FitOptions, include_extras=True), **{name: _method_option(name) for name in PARAMETERS}}
-    defaults = {one.name: one.default for one in fields(FitOptions) if one.name != "method_options"}
-    defaults["data"] = inspect.Parameter.empty
-    found = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for name, default in {**defaults, **dict.fromkeys(PARAMETERS), "help_all": False}.items():
-        kind, shown = get_args(hints.get(name, HelpAll))
-        shown = copy(shown)  # other commands share some of them
-        shown.hidden = name not in BASIC
-        hint: Any = Annotated[kind, shown]
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
-    run.__annotations__ = {one.name: one.annotation for one in found}
-    run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    return run
+def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-@_with_options
+def _as_basic(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter, hidden from --help unless it is a basic one."""
+    kind, shown = get_args(parameter.annotation)
+    shown = copy(shown)  # other commands share some of them
+    shown.hidden = parameter.name not in BASIC
+    return parameter.replace(annotation=Annotated[kind, shown])
+
+
+@with_options(_parameters())
 @guarded
 def fit(ctx: typer.Context, help_all: bool = False, **values: Any) -> None:
     """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 
 from partsong import methods
+from partsong.attacks.runner import RecordedRun, findings
 from partsong.cli.fit_options import FitOptions
 from partsong.cli.inputs import Holdings
 from partsong.console.options import IGNORE
-from partsong.console.output import put_json, visible
+from partsong.console.output import facts, put_result, visible
 from partsong.core.interfaces import Layout, Message, Outcome, Round
 from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix
@@ -91,8 +91,6 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
 
 def _attacks(fit: FederatedFit, witness: Witness) -> Any:
     """What a curious server makes of the traffic; the rows are at hand to say how near it comes."""
-    from partsong.attacks.runner import RecordedRun, findings
-
     if witness.size > MOST_BYTES:
         return TOO_MUCH
     layout, is_asynchronous = Layout.of(fit.shards, fit.schedule.seed), isinstance(fit.engine, Asynchronous)
@@ -138,19 +136,11 @@ class Result:
     done: FitResult
     all_sent: Sequence[tuple[int, str, int, int]]
     seconds: float
-    left_out: Sequence[Exclusion] = ()
 
     @property
     def is_federation(self) -> bool:
         """Whether DATA was a folder of parts."""
         return isinstance(self.estimator, FederatedNMF)
-
-    @property
-    def history(self) -> tuple[HistoryRow, ...]:
-        """Round by round; where nobody else takes part, nothing is sent."""
-        if self.is_federation:
-            return tuple(self.run.history)
-        return tuple(row._replace(bytes_up=0, bytes_down=0) for row in self.run.history)
 
     @property
     def sent(self) -> Sequence[tuple[int, str, int, int]]:
@@ -161,7 +151,7 @@ class Result:
     def bytes_down(self) -> int:
         """What a party that missed nothing was sent; of an asynchronous method, the most that any party was sent."""
         if not (self.is_federation and methods.method(self.settings["method"]).traits.asynchronous):
-            return sum(row.bytes_down for row in self.history)
+            return sum(row.bytes_down for row in self.estimator.history_)
         by_party: dict[str, int] = {}
         for _, party, _, down in self.sent:
             by_party[party] = by_party.get(party, 0) + down
@@ -212,11 +202,11 @@ class Result:
             "outcome": str(self.run.outcome),
             "iterations": estimator.n_iter_,
             "seconds": round(self.seconds, 6),
-            "relative_error": self.done.relative_error,
-            "explained_variance": 1.0 - self.done.relative_error**2,
-            "bytes_up_per_party": round(sum(row.bytes_up for row in self.history) / max(1, len(senders))),
+            "relative_error": estimator.relative_error_,
+            "explained_variance": 1.0 - estimator.relative_error_**2,
+            "bytes_up_per_party": round(sum(row.bytes_up for row in estimator.history_) / max(1, len(senders))),
             "bytes_down_per_party": self.bytes_down,
-            "left_out": by_party(self.left_out),
+            "left_out": by_party(estimator.left_out_ if self.is_federation else ()),
             "weights": self.options.weights,
             "run_folder": folder,
             "checkpoint": self.options.checkpoint,
@@ -286,8 +276,4 @@ def places(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 def report(told: dict[str, Any], lines: Iterable[tuple[str, str]], options: FitOptions) -> None:
     """One JSON object, or a few lines, or nothing."""
-    if options.as_json:
-        put_json(told)
-    elif not options.quiet:
-        for name, value in lines:
-            typer.echo(f"{name:<15}{value}")
+    put_result(told, facts(lines, 15), options.as_json, options.quiet)

@@ -21,10 +21,10 @@ from partsong import methods
 from partsong.cli.fit_options import (
     FOR,
     GAME,
-    GAMES,
     HERE,
     INSTEAD,
     NEEDS,
+    OF_SOLVERS,
     PARAMETERS,
     PARTIES,
     READING,
@@ -113,17 +113,15 @@ def usage_errors() -> Iterator[None]:
 
 def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> None:
     """Refuse options that mean nothing for this kind of DATA, or without another option."""
-    at_home = (*GAMES, *SKETCHES) if kind == TABLE else ()
+    at_home = OF_SOLVERS if kind == TABLE else {}
     idle = [name for name in FOR if name in given and kind not in FOR[name] and name not in at_home]
     if idle:
         where = " or ".join(FOR[idle[0]])
         hint = next((INSTEAD[name, kind] for name in idle if (name, kind) in INSTEAD), "Leave it out.")
         raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
-    players = (*GAMES, "missing")
-    if kind == TABLE and options.solver != GAME and (unplayed := [name for name in players if name in given]):
-        raise typer.BadParameter(f"only for --solver {GAME}.", param_hint=", ".join(map(option, unplayed)))
-    if kind == TABLE and options.solver != "sanls" and (unused := [name for name in SKETCHES if name in given]):
-        raise typer.BadParameter("only for --solver sanls.", param_hint=", ".join(map(option, unused)))
+    for name, solver in at_home.items():
+        if name in given and options.solver != solver:
+            raise typer.BadParameter(f"only for --solver {solver}.", param_hint=option(name))
     if options.output is None and options.run_folder is None:
         raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
     for name, other in NEEDS.items():
@@ -150,8 +148,7 @@ def require_outputs(options: FitOptions) -> None:
         run_folder.make_usable(folder, options.overwrite)
     endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": (), "--report": (".html",)}
     for name, path in {**outputs, "--report": options.report}.items():
-        if path is not None:
-            require_writable(name, path, endings[name])
+        require_writable(name, path, endings[name])
     if options.checkpoint is not None and place_of(options.checkpoint).exists():
         _require_checkpoint(place_of(options.checkpoint), is_resumed=options.resume is not None)
 
@@ -206,15 +203,7 @@ def _same_file(options: FitOptions) -> Path:
 
 def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Estimator:
     """The estimator that the options describe."""
-    common: dict[str, Any] = {
-        "n_components": options.n_components,
-        "tol": options.tol,
-        "time_budget": options.time_budget,
-        "random_state": options.seed,
-        "dtype": options.dtype,
-        "missing": options.missing,
-        "verbose": int(not options.quiet and sys.stderr.isatty()),
-    }
+    common = {**common_arguments(options), "random_state": options.seed}
     if kind == TABLE:
         solver: Any = compose_game(**game_options(options)) if options.solver == GAME else options.solver
         sketch: dict[str, Any] = {
@@ -226,10 +215,8 @@ def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Esti
             solver=solver,
             init=options.init,
             max_iter=options.max_iter,
-            alpha_W=options.alpha_w,
-            alpha_H="same" if options.alpha_h is None else options.alpha_h,
-            l1_ratio=options.l1_ratio,
             n_threads=options.threads,
+            **penalty_arguments(options),
             **sketch,
             **common,
         )
@@ -245,6 +232,20 @@ def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Esti
         n_jobs=1 if options.engine == "sequential" else options.threads,
         **common,
     )
+
+
+def common_arguments(options: FitOptions) -> dict[str, Any]:
+    """What every kind of fit takes."""
+    told: dict[str, Any] = {
+        name: getattr(options, name) for name in ("n_components", "tol", "time_budget", "dtype", "missing")
+    }
+    return {**told, "verbose": int(not options.quiet and sys.stderr.isatty())}
+
+
+def penalty_arguments(options: FitOptions) -> dict[str, Any]:
+    """Those of a fit of one table, here or over ranks."""
+    alpha_H = "same" if options.alpha_h is None else options.alpha_h
+    return {"alpha_W": options.alpha_w, "alpha_H": alpha_H, "l1_ratio": options.l1_ratio}
 
 
 def game_options(options: FitOptions) -> dict[str, Any]:
@@ -340,7 +341,7 @@ class Session(FitObserver):
             W = self._fit()
             seconds = earlier + time.perf_counter() - began
             result = Result(self.options, self.estimator, self.holdings, self.fit, self.settings, self.training,
-                            self.result, self.recorder.sent, seconds, self.left_out)  # fmt: skip
+                            self.result, self.recorder.sent, seconds)  # fmt: skip
             self._save(W, result)
             if self.witness is not None and options.report is not None:
                 write_fit_report(options.report, result, self.witness)
@@ -429,4 +430,4 @@ class Session(FitObserver):
             write_weights(options.weights, W, sample_names)
             warn_of_formulas(options.weights, sample_names)
         if folder is not None:
-            folder.end(result.history, result.sent, result.as_dict())
+            folder.end(self.estimator.history_, result.sent, result.as_dict())

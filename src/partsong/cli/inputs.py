@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from partsong.console.options import IGNORE
 from partsong.console.output import warn
 from partsong.console.tables import read_table
+from partsong.data.conversion import float_type
+from partsong.data.observed import known_cells
 from partsong.data.party_columns import Columns, of_other_columns, require_somebody
-from partsong.errors import DataError, FileError, FormatError, PartsongError, first_few, reworded
+from partsong.data.scan import Finding
+from partsong.data.table import Table, header_findings
+from partsong.data.validation import identifier_findings, inspect, require_factorizable
+from partsong.errors import DataError, FileError, FormatError, PartsongError, reworded
 from partsong.io.opening import Wanted, place_of
-from partsong.io.party_folder import (
-    LISTING,
-    holds_matrix,
-    in_one_order,
-    is_parts_folder,
-    listed,
-    read_part,
-    read_parts,
-)
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from partsong.data.scan import Finding
-    from partsong.data.table import Table
-
+from partsong.io.party_folder import LISTING, holds_matrix, in_one_order, is_parts_folder, listed, read_part, read_parts
+from partsong.io.read import reader_of
 
 # ---- gaps -------------------------------------------------------------------------------------------------------
 #
@@ -37,16 +27,15 @@ if TYPE_CHECKING:
 
 NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
 LEAVE_THEM_OUT = (
-    "A game can leave out cells that are not known: --missing ignore (--solver game, of parts --method game)."
+    "`partsong fit` can leave out cells that are not known: --solver game --missing ignore. Of parts: --method game "
+    "--missing ignore."
 )
-FIT_WITHOUT_THEM = "`partsong fit` can leave out cells that are not known: --solver game --missing ignore."
 
 
 def with_known_cells(table: Table, missing: str | None) -> Table:
     """The table as it is, or where unknown cells are ignored as CSR of the known ones, zeros among them."""
     if missing != IGNORE:
         return table
-    from partsong.data.observed import known_cells
 
     try:
         return replace(table, X=known_cells(table.X))
@@ -61,34 +50,14 @@ def require_known(tables: Iterable[Table]) -> None:
             raise DataError(f"{table.source}: {NOTHING_KNOWN}")
 
 
-def known_by_column(tables: Iterable[Table]) -> np.ndarray:
-    """How many cells of each column are known to anybody; the tables hold known cells alone."""
-    import numpy as np
-
-    held = [table.X for table in tables]
-    return np.bincount(np.concatenate([X.indices for X in held]), minlength=held[0].shape[1])
-
-
-def warn_of_unknown_columns(counts: np.ndarray, names: Sequence[str] | None, *, is_random: bool) -> None:
-    """Warn of columns without a known cell: between parties and ranks they stay as random as they began."""
-    from partsong.data.scan import labelled
-
-    empty = (counts == 0).nonzero()[0]
-    if empty.size:
-        shown = first_few(labelled(empty, names), empty.size, "column")
-        they, them = ("it is", "it") if empty.size == 1 else ("they are", "them")
-        so = f"what the model says of {them} means nothing" if is_random else f"{they} zero in every component"
-        warn(f"Nothing is known of {shown} (counted from 0): {so}.")
-
-
 @contextmanager
-def hinting_at_games(hint: str = LEAVE_THEM_OUT) -> Iterator[None]:
+def hinting_at_games() -> Iterator[None]:
     """Within this block gaps in the data are told to be no hindrance to a game."""
     try:
         yield
     except (DataError, FormatError) as error:
         if any(words in str(error) for words in ("NaN in data", "look like missing values")):
-            error.add_note(hint)
+            error.add_note(LEAVE_THEM_OUT)
         raise
 
 
@@ -118,8 +87,6 @@ class Holdings:
     @property
     def dtype(self) -> str:
         """The type to compute in: the most precise that any party needs."""
-        from partsong.data.conversion import float_type
-
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
@@ -144,9 +111,6 @@ def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None, missing:
         for name, table in tables.items():
             require_usable(table, dtype, party=name if is_federation else "")
     warn_of_identifiers(tables.values())
-    if missing == IGNORE:
-        names = next(iter(tables.values())).feature_names
-        warn_of_unknown_columns(known_by_column(tables.values()), names, is_random=is_federation)
     return Holdings(tables, is_federation)
 
 
@@ -187,8 +151,6 @@ def read_sound_parties(
 
 def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:
     """Refuse what cannot be factorized (of a party also zeros alone), naming the file, and its rows and columns."""
-    from partsong.data.validation import require_factorizable
-
     with named_source(table):
         require_factorizable(table.X, table.feature_names, dtype, party=party)
 
@@ -205,8 +167,6 @@ def named_source(table: Table) -> Iterator[None]:
 
 def _with_names(table: Table, error: PartsongError) -> str:
     """What `check` says of the first bad cells, if it is cells that are bad."""
-    from partsong.data.validation import inspect
-
     if isinstance(error, DataError):
         for finding in inspect(table.X, table.feature_names, table.sample_names):
             if finding.severity == "error" and finding.rows:
@@ -216,8 +176,6 @@ def _with_names(table: Table, error: PartsongError) -> str:
 
 def warn_of_identifiers(tables: Iterable[Table]) -> None:
     """Warn once of columns that number the rows: they would be fitted like any other."""
-    from partsong.data.validation import identifier_findings
-
     for table in tables:
         findings = identifier_findings(table.X, table.feature_names)
         if findings:
@@ -227,9 +185,6 @@ def warn_of_identifiers(tables: Iterable[Table]) -> None:
 
 def header_notes(table: Table, wanted: Wanted) -> tuple[Finding, ...]:
     """A note where the first line of a text file was taken for data, although it may well name the columns."""
-    from partsong.data.table import header_findings
-    from partsong.io.read import reader_of
-
     reader = reader_of(Path(table.source))
     if wanted.header is not None or reader is None or "header" not in reader.takes:
         return ()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from partsong.console.output import exit_code, leave, put_failure, show_tracebacks, spell_out_what_cannot_be_written
+from partsong.console.output import (
+    UsageError,
+    exit_code,
+    failure,
+    leave,
+    put_failure,
+    show_tracebacks,
+    spell_out_what_cannot_be_written,
+)
 from partsong.core.runtime import package_version
 
 # ---- commands ---------------------------------------------------------------------------------------------------
@@ -78,33 +85,9 @@ PLACES = {
 """The commands in the order of the list; a test compares the lines with what the commands say of themselves."""
 
 
-class Loaded(Mapping[str, Any]):
-    """The commands by name, each loaded when it is first asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        return _loaded(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The command, or the default; a KeyError while it is loaded is not taken for a name that there is not."""
-        return self[name] if name in PLACES else default
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(PLACES)
-
-    def __len__(self) -> int:
-        return len(PLACES)
-
-
-@cache
-def _loaded(name: str) -> Any:
-    return PLACES[name].load(name)
-
-
 # ---- usage ------------------------------------------------------------------------------------------------------
 #
 # A command line that is wrong: told to programs as well, where --json stands on it.
-
-UsageError: type[BaseException] = typer.BadParameter.__mro__[1]  # typer does not name it, and may or may not use click
 
 
 class Commands(TyperGroup):
@@ -112,19 +95,12 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = Loaded()
+        self.commands: Any = {name: TyperCommand(name, help=place.summary) for name, place in PLACES.items()}
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """All names, without loading anything."""
-        return list(PLACES)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, from their lines alone."""
-        known, self.commands = self.commands, {n: TyperCommand(n, help=place.summary) for n, place in PLACES.items()}
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self.commands = known
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command by that name, loaded now; help takes the lines of the list instead."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and PLACES[str(name)].load(str(name)), rest
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
         """Run, and tell of a usage error once more after people have been told."""
@@ -134,8 +110,7 @@ class Commands(TyperGroup):
             error = end.__context__
             options = list(sys.argv[1:] if args is None else args)
             if isinstance(error, UsageError) and "--json" in options[: [*options, "--"].index("--")]:
-                message = error.format_message()  # type: ignore[attr-defined]
-                put_failure({"error": message, "type": "UsageError", "exit_code": end.code})
+                put_failure(failure(error, int(end.code or 0)))
             raise
 
     def invoke(self, ctx: Any) -> Any:

@@ -6,8 +6,9 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from partsong.cli.inputs import header_notes, named_source, warn_of, with_known_cells
@@ -15,37 +16,53 @@ from partsong.console.options import (
     IGNORE,
     MISSING,
     MODEL_ENDINGS,
-    WEIGHT_ENDINGS,
     AsJson,
     Data,
     Header,
     Key,
     Label,
-    OptionalText,
+    Quiet,
     Threads,
     Transpose,
     examples,
     one_of,
 )
-from partsong.console.output import guarded, put_json, require_distinct, require_writable, visible, warn_of_formulas
+from partsong.console.output import (
+    facts,
+    guarded,
+    put_json,
+    put_result,
+    put_table,
+    require_transform_files,
+    visible,
+    warn_of_formulas,
+)
 from partsong.console.tables import read_table, require_meaningful
+from partsong.core.interfaces import Matrix
 from partsong.core.runtime import available, kernels_on
+from partsong.data.conversion import as_matrix
+from partsong.data.observed import observed
+from partsong.data.table import Table
+from partsong.data.validation import require_transformable
 from partsong.errors import FileError, FormatError, ShapeError
+from partsong.estimators.persistence import LDA
+from partsong.estimators.validation import penalties_of
+from partsong.io.model_file import Model, load_model
 from partsong.io.opening import Wanted, place_of
+from partsong.io.weights import write_weights
+from partsong.solvers.observed import ObservedRows
+from partsong.solvers.squared_error import solver_of
+from partsong.training.result import top_features
 
-if TYPE_CHECKING:
-    from partsong.core.interfaces import Matrix
-    from partsong.data.table import Table
-    from partsong.io.model_file import Model
-
+ModelFile = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
+]
 
 # ---- model file --------------------------------------------------------------------------------------------------
 
 
 def read_model(path: Path) -> Model:
     """`partsong.load_model`, with the way out where a folder is named instead of a file."""
-    from partsong.io.model_file import load_model
-
     place = place_of(path)
     if not place.is_dir():
         return load_model(place)
@@ -63,9 +80,7 @@ INFO_EPILOG = examples("partsong info model.safetensors --top 15", "partsong inf
 
 @guarded
 def info(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
-    ],
+    model: ModelFile,
     top: Annotated[int, typer.Option(min=1, help="Features to show per component.")] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -79,10 +94,6 @@ def info(
 
 def description(model: Model, top: int) -> dict[str, Any]:
     """All that can be said about a model in plain values."""
-    import numpy as np
-
-    from partsong.training.result import top_features
-
     H, error = model.components, model.relative_error
     features, values = top_features(H, model.feature_names, top), -np.sort(-H, axis=1)[:, :top]
     return {
@@ -109,22 +120,15 @@ def description(model: Model, top: int) -> dict[str, Any]:
 
 
 def _show(content: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    facts = {name: value for name, value in content.items() if name not in ("settings", "versions", "components")}
-    for group in (facts, content["settings"], content["versions"]):
-        for name, value in group.items():
-            if value is not None:
-                typer.echo(f"{visible(name).replace('_', ' '):<20}{visible(value)}")
-        typer.echo("")
-    table = Table("component", "share", "top features", box=None, header_style="bold")
+    single = {name: value for name, value in content.items() if name not in ("settings", "versions", "components")}
+    for group in (single, content["settings"], content["versions"]):
+        shown = ((visible(n).replace("_", " "), visible(value)) for n, value in group.items() if value is not None)
+        typer.echo("\n".join([*facts(shown, 20), ""]))
+    rows = []
     for part in content["components"]:
         share = "" if part["share"] is None else f"{100 * part['share']:.2f} %"
-        names = ", ".join(visible(name) for name in part["top_features"])
-        table.add_row(Text(str(part["component"])), Text(share), Text(names))
-    Console(highlight=False).print(table)
+        rows.append((str(part["component"]), share, ", ".join(map(visible, part["top_features"]))))
+    put_table(("component", "share", "top features"), rows)
 
 
 # ---- transform --------------------------------------------------------------------------------------------------
@@ -138,9 +142,7 @@ TRANSFORM_EPILOG = examples(
 @guarded
 def transform(
     data: Data,
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
-    ],
+    model: ModelFile,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad.")
     ],
@@ -152,7 +154,7 @@ def transform(
     key: Key = None,
     header: Header = None,
     missing: Annotated[
-        OptionalText,
+        str | None,
         typer.Option(
             help="Blanks and NaN, and cells that a sparse file does not store. refuse: an error, and zeros; ignore: "
             "not known, so that a row is fitted by its other cells.",
@@ -163,12 +165,9 @@ def transform(
     ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
-    from partsong.estimators.persistence import LDA
-    from partsong.io.weights import write_weights
-
     require_transform_files("partsong transform", data, model, output)
     wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
@@ -197,18 +196,8 @@ def transform(
         "explained_variance": 1.0 - error**2,
         "seconds": round(time.perf_counter() - began, 6),
     }
-    if as_json:
-        put_json(result)
-    elif not quiet:
-        typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}")
-
-
-def require_transform_files(command: str, data: Path, model: Path, output: Path) -> None:
-    """Refuse an output that would replace an input or cannot be written, and the model in the place of the data."""
-    require_distinct({"DATA": data, "MODEL": model, "--output": output})
-    require_writable("--output", output, WEIGHT_ENDINGS)
-    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
-        raise FileError(f"{data}: this looks like the model, which comes second: {command} {model} {data}.")
+    said = f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}"
+    put_result(result, (said,), as_json, quiet)
 
 
 def matched(table: Table, model: Model, drop_extra: bool) -> Table:
@@ -227,15 +216,6 @@ def matched(table: Table, model: Model, drop_extra: bool) -> Table:
 
 def weights_of(table: Table, model: Model, threads: int | None, missing: str = MISSING[0]) -> tuple[Any, float]:
     """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖, over known cells where only these are in the table."""
-    import numpy as np
-
-    from partsong.data.conversion import as_matrix
-    from partsong.data.observed import observed
-    from partsong.data.validation import require_transformable
-    from partsong.estimators.validation import penalties_of
-    from partsong.solvers.observed import ObservedRows
-    from partsong.solvers.squared_error import solver_of
-
     kind = model.components.dtype
     with named_source(table):
         require_transformable(table.X, dtype=kind)

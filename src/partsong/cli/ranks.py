@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +14,17 @@ import typer
 from partsong import methods
 from partsong.cli.fit_options import RANK_METHODS, RANKS, FitOptions
 from partsong.cli.fit_report import ENDINGS, common_lines, places, report
-from partsong.cli.fit_session import method_options_of, reading_of, require_fitting, usage_errors
-from partsong.cli.inputs import header_notes, warn_of, warn_of_identifiers, warn_of_unknown_columns, with_known_cells
+from partsong.cli.fit_session import (
+    common_arguments,
+    method_options_of,
+    penalty_arguments,
+    reading_of,
+    require_fitting,
+    require_outputs,
+    usage_errors,
+)
+from partsong.cli.inputs import header_notes, warn_of, warn_of_identifiers, with_known_cells
 from partsong.console import output
-from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.console.output import (
     INTERRUPTED,
     TERMINATED,
@@ -27,8 +33,6 @@ from partsong.console.output import (
     option,
     put_failure,
     require_distinct,
-    require_writable,
-    visible,
     warn_of_formulas,
 )
 from partsong.console.tables import require_meaningful
@@ -100,8 +104,6 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
         look=look,
         note=FINISHING_ALL,
     )
-    if fit.data.known is not None and rank == 0:
-        warn_of_unknown_columns(fit.data.known, fit.data.feature_names, is_random=True)
     if options.weights is not None and fit.W is not None:
         warn_of_formulas(shard_path(options.weights, rank, ranks), fit.data.sample_names)
     return fit
@@ -113,21 +115,11 @@ def _arguments(options: FitOptions) -> dict[str, Any]:
     if options.method not in methods.RANK_SOLVERS:
         named = method_options_of(options, options.method)
     return {
-        "n_components": options.n_components,
-        "method": options.method,
-        "engine": options.engine,
-        "sums": options.sums,
-        "max_iter": options.max_iter,
-        "tol": options.tol,
-        "time_budget": options.time_budget,
-        "alpha_W": options.alpha_w,
-        "alpha_H": "same" if options.alpha_h is None else options.alpha_h,
-        "l1_ratio": options.l1_ratio,
+        **common_arguments(options),
+        **penalty_arguments(options),
+        **{name: getattr(options, name) for name in ("method", "engine", "sums", "max_iter")},
         "method_options": named,
-        "missing": options.missing,
-        "dtype": options.dtype,
         "n_threads": options.threads or 1,
-        "verbose": int(not options.quiet and sys.stderr.isatty()),
     }
 
 
@@ -152,20 +144,12 @@ def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted) 
 
 def _require_outputs(options: FitOptions, rank: int, ranks: int) -> None:
     """Refuse, before anything is read, files that this rank could not write afterwards."""
+    own = options if rank == 0 else replace(options, output=None, run_folder=None)
     if options.weights is not None:
-        shard = shard_path(options.weights, rank, ranks)
-        others = {"--weights": shard, "--weights (the list of shards)": listing_path(options.weights)}
-        require_distinct({"DATA": options.data, "--output": options.output, **others})
-        require_writable("--weights", shard, WEIGHT_ENDINGS)
-    if rank > 0:
-        return
-    require_distinct({"DATA": options.data, "--output": options.output})
-    if options.output is not None:
-        require_writable("--output", options.output, MODEL_ENDINGS)
-    if options.run_folder is not None:
-        folder = place_of(options.run_folder)
-        for name in run_folder.OWN:
-            require_distinct({"--run-folder": folder / name, "DATA": options.data, "--weights": options.weights})
+        listing = listing_path(options.weights)
+        require_distinct({"DATA": own.data, "--output": own.output, "--weights (the list of shards)": listing})
+        own = replace(own, weights=shard_path(options.weights, rank, ranks))
+    require_outputs(own)
 
 
 def require_same_options(communicator: Communicator, options: FitOptions) -> None:
@@ -211,7 +195,10 @@ def with_one_voice(communicator: Communicator, as_json: bool, work: Callable[[],
     code, _ = agreed_code(communicator, code)
     is_signal = code in SIGNALS
     if communicator.rank == 0:
-        _tell(KeyboardInterrupt() if is_signal else failed, code, as_json)
+        shown = KeyboardInterrupt() if is_signal else failed
+        output.tell(shown)
+        if as_json:
+            put_failure(output.failure(shown, code))
     _, are_all_here = agreed_code(communicator, code)
     if is_signal and are_all_here:
         part(communicator)
@@ -234,18 +221,6 @@ def agreed_code(communicator: Communicator, code: int) -> tuple[int, bool]:
                 adopt(code)
             return code, True
     return code, False
-
-
-def _tell(error: BaseException, code: int, as_json: bool) -> None:
-    if isinstance(error, typer.BadParameter):
-        message = error.format_message()
-        told = {"error": message, "type": "UsageError", "exit_code": code}
-        typer.echo(visible(f"Error: {message}"), err=True)
-    else:
-        told = output.failure(error, code)
-        output.tell(error)
-    if as_json:
-        put_failure(told)
 
 
 def part(communicator: Communicator) -> None:

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from partsong import methods
-from partsong.cli.model import require_transform_files
-from partsong.console.options import (
-    MODEL_ENDINGS,
-    AsJson,
-    OptionalFloat,
-    OptionalInt,
-    OptionalPath,
-    OptionalText,
-    examples,
-    unknown,
-)
+from partsong.console.options import MODEL_ENDINGS, AsJson, Quiet, examples, opt, parameters_of, unknown, with_options
 from partsong.console.output import (
     exit_code,
     guarded,
+    option,
     plain,
     put_json,
+    put_result,
+    put_table,
     require_distinct,
+    require_transform_files,
     require_writable,
     visible,
     warn,
@@ -60,19 +55,116 @@ def takers(parameter: str, known: Sequence[str] = (*ALONE, *TOGETHER)) -> list[s
 DESCENTS = ", ".join(takers("epochs"))
 
 
-def option(panel: str, help: str, default: str | None = None, *names: str, **more: Any) -> Any:
-    """An option that --help lists under a title; `default` says what an option stands for that is not given."""
-    if default is not None:
-        more["show_default"] = default
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+def _reading(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel="Reading", **more)
 
 
-TextColumn = Annotated[str, option("Reading", "The column (.jsonl: field) with the texts.", metavar="NAME")]
-Encoding = Annotated[str, option("Reading", "How the files are written: utf-8, cp1252, latin-1, utf-16, ….")]
+TextColumn = Annotated[str, _reading("The column (.jsonl: field) with the texts.", metavar="NAME")]
+Encoding = Annotated[str, _reading("How the files are written: utf-8, cp1252, latin-1, utf-16, ….")]
 TopicFile = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A model that `partsong topics fit` wrote.", show_default=False)
 ]
-Html = Annotated[OptionalPath, option(KEEPING, "Also write a page with a map of the topics (.html).")]
+Html = Annotated[
+    Path | None, typer.Option(help="Also write a page with a map of the topics (.html).", rich_help_panel=KEEPING)
+]
+_METHOD = f"One file: {', '.join(ALONE)}. Several: " + " ".join(f"{n}: {methods.TABLE[n].summary}" for n in TOGETHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOptions:
+    """The command line of `partsong topics fit`; None: not given."""
+
+    texts: Annotated[
+        list[Path], typer.Argument(metavar="TEXTS…", help=f"{TEXTS} Several: each is of one party.", show_default=False)
+    ]
+    n_topics: int = opt(20, LEARNING, "Number of topics.", "--topics", "-k")
+    text_column: TextColumn = "text"
+    encoding: Encoding = "utf-8"
+    method: str | None = opt(None, LEARNING, _METHOD, show_default="nmf; exact for several files")
+    rounds: int | None = opt(None, LEARNING, "Most rounds.", show_default="200 for nmf, exact, fnmf; else 50")
+    seed: int = opt(0, LEARNING, "Random seed.")
+    epochs: int | None = opt(None, DESCENT, f"{DESCENTS}: passes over the texts per round.", show_default="10")
+    batch: int | None = opt(None, DESCENT, "The same: texts per step.", show_default="64")
+    rate: float | None = opt(None, DESCENT, "The same: step.", show_default="0.05")
+    strength: float | None = opt(
+        None, DESCENT, "nmf-sgd-mi, fednmf-mi: how much mutual information counts.", show_default="0.1"
+    )
+    critic: str | None = opt(
+        None,
+        DESCENT,
+        "The same two: the network that judges which weights belong to which text, as in the paper (concat) or in two "
+        "halves (separable). It is sent with the topics; without --masked it tells each party's words to the letter.",
+        metavar="|".join(methods.CHOICES["critic"]),
+        show_default="concat",
+    )
+    mi_gradient: str | None = opt(
+        None,
+        DESCENT,
+        "The same two: slopes by which the critic learns, dv (as in the paper; it hardly learns) or js (it does, with "
+        "--critic-rate 0.2 to 0.5).",
+        metavar="|".join(methods.CHOICES["mi_gradient"]),
+        show_default="dv",
+    )
+    critic_rate: float | None = opt(None, DESCENT, "The same two: the critic's step.", show_default="that of --rate")
+    fits_first: bool = opt(
+        False, DESCENT, f"{DESCENTS}: fit weights to the topics before each round but the first.", "--fits-first"
+    )
+    device: str | None = opt(
+        None,
+        DESCENT,
+        f"{DESCENTS}: compute with torch on this device.",
+        metavar="cpu|cuda|…",
+        show_default="none: NumPy",
+    )
+    server: str | None = opt(
+        None,
+        PARTIES,
+        f"{', '.join(takers('server', TOGETHER))}: how averages move the model, {', '.join(SERVERS)}.",
+        show_default=SERVERS[0],
+    )
+    server_rate: float | None = opt(None, PARTIES, f"{', '.join(SERVERS[1:])}: the server's step.", show_default="0.03")
+    participation: float | None = opt(
+        None, PARTIES, "fednmf, fednmf-mi, fedlda: share of the parties that is drawn for each round.", show_default="1"
+    )
+    masked: bool = opt(False, PARTIES, "Mask uploads of the rounds, so that only sums are seen.", "--masked")
+    min_parties: int | None = opt(None, PARTIES, "Parties that a word is at, or more.", show_default="2")
+    longest_word: int | None = opt(
+        None,
+        PARTIES,
+        "Bytes of UTF-8 that a word has at most; longer ones stay at their parties and are not in the model.",
+        show_default="32",
+    )
+    vocabulary: str | None = opt(
+        None,
+        WORDS,
+        "agree: the parties find out which words enough of them have; hash: words have no names; or a file with one "
+        "word per line, which is taken as it is.",
+        metavar="agree|hash|FILE",
+        show_default="agree; of one file, its words",
+    )
+    min_documents: int | None = opt(
+        None,
+        WORDS,
+        "Documents that a word is in, or more; with several files, at each of --min-parties.",
+        show_default="2; 1 with several files",
+    )
+    max_share: float | None = opt(None, WORDS, "Share of all documents that a word is in, or less.", show_default="1")
+    max_words: int | None = opt(
+        None, WORDS, "Keep the most frequent words; of hash, the number of columns.", show_default="all; 10000 of hash"
+    )
+    weighting: str | None = opt(
+        None,
+        WORDS,
+        "What a word weighs in a text: tfidf, in rows of norm 1, or counts.",
+        metavar="tfidf|counts",
+        show_default="tfidf; counts for lda, fedlda",
+    )
+    language: str = opt("english", WORDS, f"Whose stop words are left out: {', '.join(LANGUAGES)} (keep all).")
+    stop_words: Path | None = opt(None, WORDS, "A file with further ones, one per line.")
+    output: Path | None = opt(None, KEEPING, "The model file to write (.safetensors).", "--output", "-o")
+    html: Html = None
+    as_json: AsJson = False
+    quiet: bool = opt(False, None, "No progress and no summary.", "--quiet", "-q")
 
 
 def texts_of(paths: Sequence[Path], column: str, encoding: str) -> dict[str, list[str]]:
@@ -96,173 +188,43 @@ EPILOG = examples(
 )
 
 
+@with_options(parameters_of(TopicOptions))
 @guarded
-def fit(
-    texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXTS…", help=f"{TEXTS} Several: each is of one party.", show_default=False)
-    ],
-    n_topics: Annotated[int, option(LEARNING, "Number of topics.", None, "--topics", "-k")] = 20,
-    text_column: TextColumn = "text",
-    encoding: Encoding = "utf-8",
-    method: Annotated[
-        OptionalText,
-        option(
-            LEARNING,
-            f"One file: {', '.join(ALONE)}. Several: "
-            + " ".join(f"{name}: {methods.TABLE[name].summary}" for name in TOGETHER),
-            "nmf; exact for several files",
-        ),
-    ] = None,
-    rounds: Annotated[OptionalInt, option(LEARNING, "Most rounds.", "200 for nmf, exact, fnmf; else 50")] = None,
-    seed: Annotated[int, option(LEARNING, "Random seed.")] = 0,
-    epochs: Annotated[OptionalInt, option(DESCENT, f"{DESCENTS}: passes over the texts per round.", "10")] = None,
-    batch: Annotated[OptionalInt, option(DESCENT, "The same: texts per step.", "64")] = None,
-    rate: Annotated[OptionalFloat, option(DESCENT, "The same: step.", "0.05")] = None,
-    strength: Annotated[
-        OptionalFloat, option(DESCENT, "nmf-sgd-mi, fednmf-mi: how much mutual information counts.", "0.1")
-    ] = None,
-    critic: Annotated[
-        OptionalText,
-        option(
-            DESCENT,
-            "The same two: the network that judges which weights belong to which text, as in the paper (concat) or in "
-            "two halves (separable). It is sent with the topics; without --masked it tells each party's words to the "
-            "letter.",
-            "concat",
-            metavar="|".join(methods.CHOICES["critic"]),
-        ),
-    ] = None,
-    mi_gradient: Annotated[
-        OptionalText,
-        option(
-            DESCENT,
-            "The same two: slopes by which the critic learns, dv (as in the paper; it hardly learns) or js (it does, "
-            "with --critic-rate 0.2 to 0.5).",
-            "dv",
-            metavar="|".join(methods.CHOICES["mi_gradient"]),
-        ),
-    ] = None,
-    critic_rate: Annotated[OptionalFloat, option(DESCENT, "The same two: the critic's step.", "that of --rate")] = None,
-    fits_first: Annotated[
-        bool,
-        option(
-            DESCENT, f"{DESCENTS}: fit weights to the topics before each round but the first.", None, "--fits-first"
-        ),
-    ] = False,
-    device: Annotated[
-        OptionalText,
-        option(DESCENT, f"{DESCENTS}: compute with torch on this device.", "none: NumPy", metavar="cpu|cuda|…"),
-    ] = None,
-    server: Annotated[
-        OptionalText,
-        option(
-            PARTIES,
-            f"{', '.join(takers('server', TOGETHER))}: how averages move the model, {', '.join(SERVERS)}.",
-            SERVERS[0],
-        ),
-    ] = None,
-    server_rate: Annotated[
-        OptionalFloat, option(PARTIES, f"{', '.join(SERVERS[1:])}: the server's step.", "0.03")
-    ] = None,
-    participation: Annotated[
-        OptionalFloat,
-        option(PARTIES, "fednmf, fednmf-mi, fedlda: share of the parties that is drawn for each round.", "1"),
-    ] = None,
-    masked: Annotated[
-        bool, option(PARTIES, "Mask uploads of the rounds, so that only sums are seen.", None, "--masked")
-    ] = False,
-    min_parties: Annotated[OptionalInt, option(PARTIES, "Parties that a word is at, or more.", "2")] = None,
-    longest_word: Annotated[
-        OptionalInt,
-        option(
-            PARTIES,
-            "Bytes of UTF-8 that a word has at most; longer ones stay at their parties and are not in the model.",
-            "32",
-        ),
-    ] = None,
-    vocabulary: Annotated[
-        OptionalText,
-        option(
-            WORDS,
-            "agree: the parties find out which words enough of them have; hash: words have no names; or a file with "
-            "one word per line, which is taken as it is.",
-            "agree; of one file, its words",
-            metavar="agree|hash|FILE",
-        ),
-    ] = None,
-    min_documents: Annotated[
-        OptionalInt,
-        option(
-            WORDS,
-            "Documents that a word is in, or more; with several files, at each of --min-parties.",
-            "2; 1 with several files",
-        ),
-    ] = None,
-    max_share: Annotated[
-        OptionalFloat, option(WORDS, "Share of all documents that a word is in, or less.", "1")
-    ] = None,
-    max_words: Annotated[
-        OptionalInt,
-        option(WORDS, "Keep the most frequent words; of hash, the number of columns.", "all; 10000 of hash"),
-    ] = None,
-    weighting: Annotated[
-        OptionalText,
-        option(
-            WORDS,
-            "What a word weighs in a text: tfidf, in rows of norm 1, or counts.",
-            "tfidf; counts for lda, fedlda",
-            metavar="tfidf|counts",
-        ),
-    ] = None,
-    language: Annotated[
-        str, option(WORDS, f"Whose stop words are left out: {', '.join(LANGUAGES)} (keep all).")
-    ] = "english",
-    stop_words: Annotated[OptionalPath, option(WORDS, "A file with further ones, one per line.")] = None,
-    output: Annotated[
-        OptionalPath, option(KEEPING, "The model file to write (.safetensors).", None, "--output", "-o")
-    ] = None,
-    html: Html = None,
-    as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
-) -> None:
+def fit(**values: Any) -> None:
     """Learn topics from texts: of one file, or of several parties that keep their texts."""
-    asked = locals()
-    files = {f"TEXTS {number}": path for number, path in enumerate(texts, start=1)}
-    require_distinct({**files, "--stop-words": stop_words, "--output": output, "--html": html})
-    if output is not None:
-        require_writable("--output", output, MODEL_ENDINGS)
-    if html is not None:
-        require_writable("--html", html, (".html",))
-    given = {name: asked[name] for name in PASSED_ON if asked[name] is not None and asked[name] is not False}
-    given |= {
-        "language": language,
-        "stop_words": () if stop_words is None else stop_words_of(stop_words),
-        "random_state": seed,
-        "verbose": 0 if as_json or quiet else 1,
-    }
-    model = model_of(n_topics, given, is_alone=len(texts) == 1)
-    by_party = texts_of(texts, text_column, encoding)
+    options = TopicOptions(**values)
+    files = {f"TEXTS {number}": path for number, path in enumerate(options.texts, start=1)}
+    require_distinct({
+        **files, "--stop-words": options.stop_words, "--output": options.output, "--html": options.html,
+    })  # fmt: skip
+    require_writable("--output", options.output, MODEL_ENDINGS)
+    require_writable("--html", options.html, (".html",))
+    model = model_of(options)
+    by_party = texts_of(options.texts, options.text_column, options.encoding)
     began = time.perf_counter()
-    model.fit(by_party if len(texts) > 1 else next(iter(by_party.values())))
+    model.fit(by_party if len(by_party) > 1 else next(iter(by_party.values())))
     seconds = time.perf_counter() - began
-    if output is not None:
-        model.save(output)
-    if html is not None:
-        model.to_html(html)
-    summary = {"model": output, "html": html, **description(model), "seconds": round(seconds, 6)}
-    if as_json:
+    if options.output is not None:
+        model.save(options.output)
+    if options.html is not None:
+        model.to_html(options.html)
+    summary = {"model": options.output, "html": options.html, **description(model), "seconds": round(seconds, 6)}
+    if options.as_json:
         put_json(summary)
-    elif not quiet:
+    elif not options.quiet:
         show_fit(summary)
     if summary["outcome"] == "interrupted":
         warn("Interrupted; these are the topics so far.")
         raise typer.Exit(exit_code())
 
 
-def model_of(n_topics: int, given: Mapping[str, Any], *, is_alone: bool) -> Any:
-    """The model that these options describe, which has checked them."""
+def model_of(options: TopicOptions) -> Any:
+    """The model that the options describe, which has checked them."""
     from partsong.topics.estimators import FederatedTopicModel, TopicModel
 
+    is_alone = len(options.texts) == 1
+    asked = {name: getattr(options, name) for name in PASSED_ON}
+    given = {name: value for name, value in asked.items() if value is not None and value is not False}
     known = ALONE if is_alone else TOGETHER
     method = given.get("method", known[0])
     if method not in known:
@@ -272,12 +234,16 @@ def model_of(n_topics: int, given: Mapping[str, Any], *, is_alone: bool) -> Any:
             _refuse(name, "This is between parties: give several files.")
         if name in OF_METHODS and method not in takers(name, known):
             _refuse(name, f"This is for --method {' and '.join(takers(name, known))}.")
+    given |= {
+        "language": options.language,
+        "stop_words": () if options.stop_words is None else stop_words_of(options.stop_words),
+        "random_state": options.seed,
+        "verbose": 0 if options.as_json or options.quiet else 1,
+    }
+    if is_alone and "rounds" in given:
+        given["max_iter"] = given.pop("rounds")
     try:
-        if is_alone:
-            renamed = {("max_iter" if name == "rounds" else name): value for name, value in given.items()}
-            model: Any = TopicModel(n_topics, **renamed)
-        else:
-            model = FederatedTopicModel(n_topics, **given)
+        model: Any = (TopicModel if is_alone else FederatedTopicModel)(options.n_topics, **given)
         model.check_settings()
     except ParameterError as error:
         raise typer.BadParameter(plain(error)) from error
@@ -285,7 +251,7 @@ def model_of(n_topics: int, given: Mapping[str, Any], *, is_alone: bool) -> Any:
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
+    raise typer.BadParameter(why, param_hint=option(name))
 
 
 # ---- report -----------------------------------------------------------------------------------------------------
@@ -332,18 +298,13 @@ def description(model: Any, n: int = TOP) -> dict[str, Any]:
 
 def show_topics(topics: list[dict[str, Any]]) -> None:
     """A table for people."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("topic", "share", "coherence", "words", box=None, header_style="bold")
+    rows = []
     for part in topics:
         share, value = part["share"], part["coherence"]
         size = "" if share is None else f"{100 * share:.1f} %"
         shown = "" if value is None or math.isnan(value) else f"{value:.3f}"
-        words = ", ".join(_shown(word) for word in part["words"])
-        table.add_row(Text(str(part["topic"])), Text(size), Text(shown), Text(words))
-    Console(highlight=False).print(table)
+        rows.append((str(part["topic"]), size, shown, ", ".join(map(_shown, part["words"]))))
+    put_table(("topic", "share", "coherence", "words"), rows)
 
 
 def _shown(word: str) -> str:
@@ -386,8 +347,7 @@ def show(
 ) -> None:
     """Show the words of each topic, and its size and coherence where the file knows them."""
     require_distinct({"MODEL": model, "--html": html})
-    if html is not None:
-        require_writable("--html", html, (".html",))
+    require_writable("--html", html, (".html",))
     from partsong.evaluation.topic_quality import top_words
     from partsong.io.topic_file import load_topics
     from partsong.reporting.topic_page import TopicPage, facts_of, write_topic_page
@@ -422,7 +382,7 @@ def transform(
     text_column: TextColumn = "text",
     encoding: Encoding = "utf-8",
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Weights of topics in new texts, a row for each; zeros for a text without a known word."""
     from partsong.io.weights import write_weights
@@ -435,11 +395,10 @@ def transform(
     W = known.transform(documents)
     write_weights(output, W, component_names=[f"topic_{number}" for number in range(1, known.n_topics_ + 1)])
     n_empty = int((~W.any(axis=1)).sum())
-    if as_json:
-        summary = {"output": output, "model": model, "n_documents": len(W), "n_topics": known.n_topics_}
-        put_json({**summary, "n_zero": n_empty, "seconds": round(time.perf_counter() - began, 6)})
-    elif not quiet:
-        typer.echo(f"{W.shape[0]} × {W.shape[1]} weights in {output}; {n_empty} texts have none")
+    summary = {"output": output, "model": model, "n_documents": len(W), "n_topics": known.n_topics_, "n_zero": n_empty}
+    summary["seconds"] = round(time.perf_counter() - began, 6)
+    said = f"{W.shape[0]} × {W.shape[1]} weights in {output}; {n_empty} texts have none"
+    put_result(summary, (said,), as_json, quiet)
 
 
 app = typer.Typer(

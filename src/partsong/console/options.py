@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-# Typer before 0.12.4 does not know `Path | None`.
-OptionalPath = Optional[Path]  # noqa: UP045
-OptionalText = Optional[str]  # noqa: UP045
-OptionalInt = Optional[int]  # noqa: UP045
-OptionalFloat = Optional[float]  # noqa: UP045
-OptionalBool = Optional[bool]  # noqa: UP045
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
@@ -32,7 +30,7 @@ Data = Annotated[
     ),
 ]
 Label = Annotated[
-    OptionalText,
+    str | None,
     typer.Option(
         help="Name of a column (.npz: array) that is not a feature: labels, or an identifier.",
         rich_help_panel="Reading",
@@ -45,13 +43,13 @@ Transpose = Annotated[
     ),
 ]
 Key = Annotated[
-    OptionalText,
+    str | None,
     typer.Option(
         help="Which array of an .npz, or layer of an .h5ad, to read, if not the main one.", rich_help_panel="Reading"
     ),
 ]
 Header = Annotated[
-    OptionalBool,
+    bool | None,
     typer.Option(
         "--header/--no-header",
         help="Whether the first line of a .csv or .tsv names the columns; numbers, such as years, need --header.",
@@ -60,9 +58,9 @@ Header = Annotated[
     ),
 ]
 Threads = Annotated[
-    OptionalInt,
-    typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing"),
+    int | None, typer.Option(min=1, help="Threads to use.", show_default="all cores", rich_help_panel="Computing")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No summary.")]
 AsJson = Annotated[
     bool,
     typer.Option(
@@ -76,6 +74,36 @@ AsJson = Annotated[
 def examples(*lines: str) -> str:
     """Examples for the end of a help page, one per line."""
     return "\n\n".join(("Examples:", *lines))
+
+
+def opt(default: Any, panel: str | None, help: str, *names: str, choices: Sequence[str] = (), **more: Any) -> Any:
+    """A field of a dataclass of options, shown under a title; one with choices accepts nothing else."""
+    if choices:
+        help, more["callback"] = f"{help} One of {', '.join(choices)}.", one_of(choices)
+    return field(default=default, metadata={"option": typer.Option(*names, help=help, rich_help_panel=panel, **more)})
+
+
+def parameters_of(options: type) -> list[inspect.Parameter]:
+    """The fields of a dataclass of options, as parameters of a command."""
+    found, hints = [], get_type_hints(options, include_extras=True)
+    for one in fields(options):
+        hint: Any = hints[one.name]
+        if "option" in one.metadata:
+            hint = Annotated[hint, one.metadata["option"]]
+        default = inspect.Parameter.empty if one.default is NO_DEFAULT else one.default
+        found.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    return found
+
+
+def with_options(parameters: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
+    """A command that takes keywords gets these parameters as its arguments and options."""
+
+    def described(command: Command) -> Command:
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return described
 
 
 def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:

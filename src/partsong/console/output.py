@@ -21,8 +21,9 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import typer
 
+from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.core.runtime import press
-from partsong.errors import MissingExtra, PartsongError
+from partsong.errors import FileError, MissingExtra, PartsongError
 from partsong.io.opening import place_of
 from partsong.io.write import as_json, first_formula, require_writable_file
 
@@ -87,6 +88,32 @@ def put_json(content: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(as_json(content), allow_nan=False))
 
 
+def put_result(told: Mapping[str, Any], lines: Iterable[str], as_json: bool, quiet: bool = False) -> None:
+    """What a command came to: one JSON object, or lines for people, or nothing."""
+    if as_json:
+        put_json(told)
+    elif not quiet:
+        for line in lines:
+            typer.echo(line)
+
+
+def facts(pairs: Iterable[tuple[str, object]], width: int) -> list[str]:
+    """Names and values, a line for each; values begin in one column."""
+    return [f"{name:<{width}}{value}" for name, value in pairs]
+
+
+def put_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table for people, as wide as the terminal allows."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*titles, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
+
+
 def put_failure(content: Mapping[str, Any]) -> None:
     """The same about a command that failed; where nothing can be written either, its exit code has to do."""
     with contextlib.suppress(OSError):
@@ -127,8 +154,10 @@ def warn_of_formulas(path: Path, names: Iterable[str] | None) -> None:
         )
 
 
-def require_writable(option: str, path: Path, endings: Sequence[str] = ()) -> None:
-    """Refuse, before anything is computed, a file that could not be written afterwards."""
+def require_writable(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
+    """Refuse, before anything is computed, a file that could not be written afterwards; None is no file."""
+    if path is None:
+        return
     name = path.name.lower()
     if endings and not name.endswith(tuple(endings)):
         raise typer.BadParameter(f"{path}: the name must end in {' or '.join(endings)}.", param_hint=option)
@@ -151,6 +180,14 @@ def require_distinct(paths: Mapping[str, Path | None]) -> None:
         if place in seen:
             raise typer.BadParameter(f"{seen[place]} is the same file: {path}. Choose another.", param_hint=option)
         seen[place] = option
+
+
+def require_transform_files(command: str, data: Path, model: Path, output: Path) -> None:
+    """Refuse an output that would replace an input or cannot be written, and the model in the place of the data."""
+    require_distinct({"DATA": data, "MODEL": model, "--output": output})
+    require_writable("--output", output, WEIGHT_ENDINGS)
+    if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
+        raise FileError(f"{data}: this looks like the model, which comes second: {command} {model} {data}.")
 
 
 # ---- termination ------------------------------------------------------------------------------------------------
@@ -218,6 +255,7 @@ def leave(code: object) -> NoReturn:
 
 BAD_INPUT = 1
 NOTHING_SAVED = "Interrupted; no result was saved."
+UsageError: type[BaseException] = typer.BadParameter.__mro__[1]  # typer does not name it, and may or may not use click
 EXPECTED = (PartsongError, MemoryError, OSError, KeyboardInterrupt)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -277,8 +315,8 @@ def guarded(command: Command) -> Command:
 def failure(error: BaseException, code: int) -> dict[str, Any]:
     """What --json says of a command that failed: the message, the class of the error, the exit code."""
     notes = () if isinstance(error, KeyboardInterrupt) else getattr(error, "__notes__", ())
-    message = " ".join((plain(error), *notes))
-    return {"error": message, "type": type(error).__name__, "exit_code": code}
+    kind = UsageError if isinstance(error, UsageError) else type(error)
+    return {"error": " ".join((plain(error), *notes)), "type": kind.__name__, "exit_code": code}
 
 
 def tell(error: BaseException) -> None:
@@ -298,4 +336,6 @@ def plain(error: BaseException) -> str:
         return "There is not enough memory for this. Use --dtype float32, a sparse format, or .npy (read from disk)."
     if isinstance(error, KeyboardInterrupt):
         return NOTHING_SAVED
+    if isinstance(error, UsageError):
+        return str(error.format_message())  # type: ignore[attr-defined]
     return with_option(str(error).strip() or type(error).__name__, getattr(error, "parameter", None))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from partsong.console.output import option
+from partsong.data.table import Table
 from partsong.errors import FileError
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import LISTING, is_parts_folder
-
-if TYPE_CHECKING:
-    from partsong.data.table import Table
+from partsong.io.read import conflicts, read_wanted, reader_of
 
 
 def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Table:
     """`partsong.read`, with a word on folders of parts where one table is meant."""
-    from partsong.io.read import read_wanted
-
     place = place_of(path)
     if is_parts_folder(place):
         raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
@@ -31,8 +27,6 @@ def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Tab
 
 def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label") -> None:
     """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
-    from partsong.io.read import conflicts, reader_of
-
     reader = reader_of(place_of(path))
     for setting, why in conflicts(reader, wanted) if reader is not None else ():
         hint = label_option if setting == "label" else option(setting)

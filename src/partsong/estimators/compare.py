@@ -556,7 +556,7 @@ def _run_all(
     verbose: int,
     interrupts: Interrupts,
     exclusions: ExclusionLog,
-    faulty: str,
+    faulty: str = STOP,
 ) -> tuple[MethodResult, ...]:
     """Method by method; those after an interrupt are left out."""
     found: list[MethodResult] = []

@@ -46,6 +46,7 @@ from partsong.estimators.validation import (
     rank_of,
     require_verbosity,
     stop_of,
+    warn_of_unknown,
     whole_seed,
 )
 from partsong.io.blocks import Source, open_source, require_sound
@@ -513,5 +514,7 @@ def _warn(fit: DistributedFit) -> None:
     if fit.outcome is Outcome.DIVERGED:
         words = f"The fit diverged and was stopped. The best model so far is kept. {fit.training.trouble}".rstrip()
         warnings.warn(words, DivergenceWarning, stacklevel=3)
+    if fit.data.known is not None and (unknown := np.flatnonzero(fit.data.known == 0)).size:
+        warn_of_unknown(unknown, "what the model says of them means nothing", stacklevel=5)
     warn_if_ill_posed(fit.solver)
     warn_if_model_is_zero(fit.solver, fit.result)

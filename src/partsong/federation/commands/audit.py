@@ -9,9 +9,21 @@ from typing import Annotated
 
 import typer
 
-from partsong.console.options import AsJson, OptionalFloat, OptionalInt, OptionalText, examples
-from partsong.console.output import BAD_INPUT, guarded, put_json, tell, visible
+from partsong.console.options import AsJson, examples
+from partsong.console.output import BAD_INPUT, facts, failure, guarded, put_json, put_result, tell, visible
+from partsong.core.parameters import nearest
 from partsong.errors import BrokenChain, ParameterError
+from partsong.federation.audit_log import (
+    COLUMNS,
+    log_at,
+    row_of,
+    shown,
+    sound_lines,
+    totals_of,
+    unlisted_at,
+    verified,
+)
+from partsong.federation.consistency import open_balance, state_of
 
 OPENING = examples(
     'partsong audit opening site-north --why "the disk of 3 May is lost" --releases 12 --directions 120',
@@ -39,14 +51,10 @@ Place = Annotated[
 @guarded
 def verify(
     place: Place,
-    head: Annotated[
-        OptionalText, typer.Option(help="The last hash, as it was noted elsewhere.", show_default=False)
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="The last hash, as it was noted elsewhere.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
-    from partsong.federation.audit_log import log_at, verified
-
     path = log_at(place)
     try:
         found = verified(path, head)
@@ -54,44 +62,35 @@ def verify(
         tell(error)
         if as_json:
             told = {"is_sound": False, "file": path, "first_bad_line": error.line, "last_sound_hash": error.last}
-            put_json({**told, "error": str(error), "type": type(error).__name__, "exit_code": BAD_INPUT})
+            put_json({**told, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
-    if as_json:
-        put_json({"is_sound": True, "file": path, **asdict(found)})
-        return
-    typer.echo(f"Sound: {path}")
-    typer.echo(f"lines      {found.lines}")
-    typer.echo(f"first      {visible(found.first or 'none')}")
-    typer.echo(f"last       {visible(found.last or 'none')}")
-    typer.echo(f"last hash  {found.head}")
+    first, last = visible(found.first or "none"), visible(found.last or "none")
+    seen = [("lines", found.lines), ("first", first), ("last", last), ("last hash", found.head)]
+    lines = [f"Sound: {path}", *facts(seen, 11)]
     if found.unfinished:
-        typer.echo(
+        lines.append(
             f"A last line of {found.unfinished} bytes has no end. If a crash has cut it off, its message was not sent, "
             "for a line is whole before that; if somebody has, it was. The file does not tell which: compare with the "
             "last hash that was noted elsewhere."
         )
     if found.since is None:
-        typer.echo(
+        lines.append(
             "Lines taken from the end do not show in the file: note the last hash elsewhere, and give it as --head."
         )
     else:
-        typer.echo(f"The hash that was noted is here; lines since: {found.since}.")
+        lines.append(f"The hash that was noted is here; lines since: {found.since}.")
+    put_result({"is_sound": True, "file": path, **asdict(found)}, lines, as_json)
 
 
 @app.command(epilog=SHOW)
 @guarded
 def show(
     place: Place,
-    run: Annotated[OptionalText, typer.Option(help="Only messages of this run.", show_default=False)] = None,
-    last: Annotated[
-        OptionalInt, typer.Option(min=1, help="Only so many lines, the latest.", show_default="all")
-    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only messages of this run.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Only so many lines, the latest.", show_default="all")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
-    from partsong.core.parameters import nearest
-    from partsong.federation.audit_log import COLUMNS, log_at, row_of, shown, sound_lines, totals_of, unlisted_at
-
     path = log_at(place)
     lines, error = sound_lines(path)
     totals, unlisted = totals_of(lines), unlisted_at(path, lines)
@@ -126,25 +125,23 @@ def opening(
     place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
     why: Annotated[str, typer.Option(help="What has happened; it stays in the ledger.", show_default=False)],
     releases: Annotated[
-        OptionalInt,
-        typer.Option(min=0, help="Releases that the ledger lacks.", show_default="those that the log has"),
+        int | None, typer.Option(min=0, help="Releases that the ledger lacks.", show_default="those that the log has")
     ] = None,
     directions: Annotated[
-        OptionalInt,
+        int | None,
         typer.Option(
             min=0, help="Combinations of rows that they sent without noise: the sum of rounds × rank.", show_default="0"
         ),
     ] = None,
     epsilon: Annotated[
-        OptionalFloat,
-        typer.Option(help="ε of all of them, where they had noise.", show_default="what the log says"),
+        float | None, typer.Option(help="ε of all of them, where they had noise.", show_default="what the log says")
     ] = None,
     delta: Annotated[
-        OptionalFloat, typer.Option(help="δ at which that ε holds.", show_default="half of the budget's")
+        float | None, typer.Option(help="δ at which that ε holds.", show_default="half of the budget's")
     ] = None,
-    unit: Annotated[OptionalText, typer.Option(help="row or party.", show_default="as in the ledger")] = None,
+    unit: Annotated[str | None, typer.Option(help="row or party.", show_default="as in the ledger")] = None,
     relation: Annotated[
-        OptionalText, typer.Option(help="Such as add-or-remove.", show_default="as in the ledger")
+        str | None, typer.Option(help="Such as add-or-remove.", show_default="as in the ledger")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -153,8 +150,6 @@ def opening(
     Nothing is taken away: ε that is spent stays spent, and the stated ε and combinations of rows count from now on.
     Restore newer copies first, where there are any. The site answers for what it states.
     """
-    from partsong.federation.consistency import open_balance, state_of
-
     stated = open_balance(
         state_of(place),
         why,
@@ -165,15 +160,12 @@ def opening(
         relation=relation,
         directions=directions,
     )
-    if as_json:
-        put_json(asdict(stated))
-        return
-    typer.echo(f"Opening balance: {stated.releases} releases, {stated.directions} combinations of rows without noise")
-    if stated.epsilon is None:
-        typer.echo("No ε is stated: a privacy budget does not cover these releases.")
-    else:
+    cost = "No ε is stated: a privacy budget does not cover these releases."
+    if stated.epsilon is not None:
         about = f"a {stated.unit} ({stated.relation})"
-        typer.echo(f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} about {about} is spent.")
+        cost = f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} about {about} is spent."
+    count = f"{stated.releases} releases, {stated.directions} combinations of rows without noise"
+    put_result(asdict(stated), (f"Opening balance: {count}", cost), as_json)
 
 
 def _put_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> None:

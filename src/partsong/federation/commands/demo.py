@@ -25,7 +25,7 @@ import numpy as np
 import typer
 
 from partsong.aggregation.plaintext import InTheOpen
-from partsong.console.options import AsJson, OptionalPath, examples
+from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, guarded, put_json
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import stream
@@ -40,7 +40,6 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
 from partsong.io.model_file import load_model
-from partsong.privacy.exposure import PartyExposure, exposures_of, worst_party
 
 NAMES = ("east", "north", "south", "west")
 EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 2\nmasked = true\nmask_bound = 1e6\nseed = 7\n'
@@ -101,7 +100,7 @@ DEMO = examples("partsong federation demo", "partsong federation demo --keep her
 @guarded
 def demo(
     keep: Annotated[
-        OptionalPath, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")
+        Path | None, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,7 +142,6 @@ def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
     is_same = compare(server, sites, "demo")
     seconds = time.perf_counter() - began
     tell(f"The model is {'' if is_same else 'NOT '}the same, bit for bit, as that of one process. {seconds:.0f} s")
-    tell(str(_exposure(sites)))
     told = json.loads((folder / "run.log").read_text().splitlines()[-1])
     return {"is_same": is_same, "seconds": seconds, "rounds": told["rounds"], "absent": told["absent"]}
 
@@ -230,13 +228,6 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
     expected = np.ascontiguousarray(np.asarray(program.components(last.checkpoint.server)))
     found = load_model(place.model).components
     return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
-
-
-def _exposure(sites: dict[str, SiteFolder]) -> PartyExposure:
-    """What the run has given away of the site that it is worst for, by the law."""
-    plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
-    shards = [Shard(name, as_matrix(rows_of(name))) for name in sorted(sites)]
-    return worst_party(exposures_of(plan.program, shards, plan.exchanges).values())
 
 
 def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:

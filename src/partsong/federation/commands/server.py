@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from partsong.console.options import AsJson, OptionalFloat, OptionalPath, OptionalText, examples
-from partsong.console.output import guarded, put_json, require_writable, warn
+from partsong.console.options import AsJson, examples
+from partsong.console.output import guarded, put_result, require_writable, warn
 from partsong.errors import FileError, ParameterError
 from partsong.federation.columns import labels_of
 from partsong.federation.commands.demo import DEMO, demo
@@ -54,6 +54,8 @@ INVITE = examples("partsong federation invite north --folder liver")
 ADMIT = examples("partsong federation admit north-card.toml south-card.toml --folder liver")
 REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
+KIT = "Kit for {!r}: {}. Nothing in it is secret; it has to arrive unchanged."
+ADMITTING = "The site joins with it, and sends card.toml back: partsong federation admit CARD --folder {}"
 ENGINE = "flower: over TLS; files: through a folder that all reach, or that somebody carries."
 
 
@@ -70,14 +72,9 @@ Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's f
 @guarded
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for all that the federation is.", show_default=False)],
-    name: Annotated[OptionalText, typer.Option(help="Name of the federation.", show_default="the folder's")] = None,
-    address: Annotated[
-        OptionalText, typer.Option(help="host:port under which sites reach the server.", show_default=False)
-    ] = None,
-    site: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="A site to make a startup kit for; can be repeated.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the federation.", show_default="the folder's")] = None,
+    address: Annotated[str | None, typer.Option(help="host:port under which sites reach the server.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site to make a startup kit for; can be repeated.")] = None,
     renew: Annotated[
         bool, typer.Option("--renew", help="A new certificate for the server of a federation that is there.")
     ] = False,
@@ -102,19 +99,17 @@ def init(
             "The server that runs still shows the certificate that it has begun with. End it (partsong federation stop "
             f"--server --folder {quote(str(folder))}) and serve again: runs can be resumed, and nodes come back."
         )
-    if as_json:
-        told = {"folder": folder, "name": made.name, "address": made.address, "certificate_days": left}
-        put_json({**told, "is_served": is_served, "kits": kits})
-        return
-    typer.echo(f"Federation {made.name!r} is in {folder}; its certificate is valid for {left} days.")
-    typer.echo("Keep this folder to yourself: ca.key, control.key and coordinator.key are what it rests on.")
-    for one, kit in kits.items():
-        typer.echo(f"Kit for {one!r}: {kit}. Nothing in it is secret; it has to arrive unchanged.")
-    if not kits:
-        typer.echo(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
-    elif not renew:
-        typer.echo("Next: send each site its kit. Each joins with it, and sends card.toml back:")
-        typer.echo(f"  partsong federation admit CARD --folder {quote(str(folder))}")
+    lines = [
+        f"Federation {made.name!r} is in {folder}; its certificate is valid for {left} days.",
+        "Keep this folder to yourself: ca.key, control.key and coordinator.key are what it rests on.",
+        *(KIT.format(one, kit) for one, kit in kits.items()),
+    ]
+    if kits:
+        lines.append(f"Next: send each site its kit. {ADMITTING.format(quote(str(folder)))}")
+    else:
+        lines.append(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
+    told = {"folder": folder, "name": made.name, "address": made.address, "certificate_days": left}
+    put_result({**told, "is_served": is_served, "kits": kits}, lines, as_json)
 
 
 @guarded
@@ -122,7 +117,7 @@ def invite(
     site: Annotated[str, typer.Argument(help="The name of a site.", show_default=False)],
     folder: Folder = Path(),
     output: Annotated[
-        OptionalPath, typer.Option("--output", "-o", help="The kit, a .zip.", show_default="in kits/")
+        Path | None, typer.Option("--output", "-o", help="The kit, a .zip.", show_default="in kits/")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -130,23 +125,18 @@ def invite(
     server = ServerFolder.at(folder)
     kit = server.invite(site, output)
     roster = server.roster()
-    is_listed = site in roster.keys
-    if as_json:
-        put_json({"site": site, "kit": kit, "roster": roster.fingerprint if is_listed else None})
-        return
-    typer.echo(f"Kit for {site!r}: {kit}. Nothing in it is secret; it has to arrive unchanged.")
-    if is_listed:
-        typer.echo(f"It has the roster, whose fingerprint is {roster.fingerprint}.")
-    else:
-        admitting = f"partsong federation admit CARD --folder {quote(str(folder))}"
-        typer.echo(f"The site joins with it, and sends card.toml back: {admitting}")
+    listed = roster.fingerprint if site in roster.keys else None
+    then = f"It has the roster, whose fingerprint is {listed}."
+    if listed is None:
+        then = ADMITTING.format(quote(str(folder)))
+    put_result({"site": site, "kit": kit, "roster": listed}, (KIT.format(site, kit), then), as_json)
 
 
 @guarded
 def serve(
     folder: Folder = Path(),
     host: Annotated[
-        OptionalText, typer.Option(help="Address to listen on, such as 0.0.0.0.", show_default="that of --address")
+        str | None, typer.Option(help="Address to listen on, such as 0.0.0.0.", show_default="that of --address")
     ] = None,
 ) -> None:
     """Run the server, in the foreground, until Ctrl-C; nothing is left running afterwards."""
@@ -198,14 +188,12 @@ def _put_roster(server: ServerFolder, said: str, told: Mapping[str, Any], as_jso
     """What was done, and the roster that all sites need now."""
     roster, place = server.roster(), server.path / "roster.toml"
     sites = sorted(roster.keys)
-    if as_json:
-        put_json({**told, "sites": sites, "fingerprint": roster.fingerprint, "file": place})
-        return
-    typer.echo(f"{said}. Sites are now: {', '.join(sites) or 'none'}.")
-    typer.echo(
-        f"When all are in, send {place} to all. Each site compares its fingerprint BY TELEPHONE with two others:"
+    lines = (
+        f"{said}. Sites are now: {', '.join(sites) or 'none'}.",
+        f"When all are in, send {place} to all. Each site compares its fingerprint BY TELEPHONE with two others:",
+        f"  {roster.fingerprint}",
     )
-    typer.echo(f"  {roster.fingerprint}")
+    put_result({**told, "sites": sites, "fingerprint": roster.fingerprint, "file": place}, lines, as_json)
 
 
 def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
@@ -261,15 +249,12 @@ def put_end(
         shutil.copyfile(place.model, output)
     model = output or place.model
     named = {"named_columns": _named(place, public)} if public else {}
-    if as_json:
-        put_json({**told, **named, "model": model, "folder": place.folder})
-        return
-    typer.echo(f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges.")
-    typer.echo(f"Model: {model}")
+    lines = [f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges.", f"Model: {model}"]
+    for count in named.values():
+        lines.append(f"{count} columns have one of the {len(public)} names in --names; the others keep their hashes.")
+    put_result({**told, **named, "model": model, "folder": place.folder}, lines, as_json)
     for site, why in sorted(told.get("without_result", {}).items()):
         warn(f"Site {site!r} has no result of this run: {why} {way_to_result(why)}")
-    for count in named.values():
-        typer.echo(f"{count} columns have one of the {len(public)} names in --names; the others keep their hashes.")
 
 
 def _named(place: RunPlace, public: Sequence[str]) -> int:
@@ -295,23 +280,21 @@ STOP = examples("partsong federation stop first-try --folder liver", "partsong f
 def run(
     experiment: Annotated[Path, typer.Argument(help="experiment.toml: what everybody runs.", show_default=False)],
     folder: Folder = Path(),
-    name: Annotated[OptionalText, typer.Option(help="What the run is called.", show_default="the file's name")] = None,
+    name: Annotated[str | None, typer.Option(help="What the run is called.", show_default="the file's name")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.")] = False,
     timeout: Annotated[
-        OptionalFloat,
+        float | None,
         typer.Option(
             min=1, help="Seconds that a site may take to answer.", show_default=f"{TIMEOUT:g}; --resume: as before"
         ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help=ENGINE)] = Engine.FLOWER,
-    drop: Annotated[
-        OptionalPath, typer.Option(help="With --engine files: where requests are dropped.", show_default=False)
-    ] = None,
+    drop: Annotated[Path | None, typer.Option(help="With --engine files: where requests are dropped.")] = None,
     output: Annotated[
-        OptionalPath, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
+        Path | None, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
     ] = None,
     names: Annotated[
-        OptionalPath,
+        Path | None,
         typer.Option(
             help="A text file with names of columns that are public, one a line; others are told by their hashes.",
             show_default="none; --resume: as before",
@@ -320,8 +303,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment over all sites, follow it, and write the model."""
-    if output is not None:
-        require_writable("--output", output, (".safetensors",))
+    require_writable("--output", output, (".safetensors",))
     if (drop is None) == (engine is Engine.FILES):
         raise ParameterError("--engine files and --drop FOLDER go together.")
     given = () if names is None else _names_in(names)
@@ -334,20 +316,14 @@ def run(
         None if drop is None else str(drop.absolute()),
     )
     if resume and (done := _done_before(place, settings.names)) is not None:
-        if not as_json:
-            has_told = "every site that was in it has been told"
-            typer.echo(f"Run {place.name!r} is done, and {has_told}: there is nothing to go on with.")
+        typer.echo(f"Run {place.name!r} is done, and every site that was in it has been told.", err=as_json)
         return put_end(place, done, output, as_json, given)
-
-    def tell(line: Mapping[str, Any]) -> None:
-        if not as_json:
-            typer.echo(line_of(line))
 
     typer.echo(f"seed {seed}", err=as_json)
     try:
         with held(place.command, f"Another command follows run {place.name!r}"):
             write_bytes(place.settings, msgspec.json.encode(settings))
-            told = _run_to_end(server, place, drop, tell)
+            told = _run_to_end(server, place, drop, lambda line: None if as_json else typer.echo(line_of(line)))
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
@@ -356,7 +332,7 @@ def run(
 
 @guarded
 def stop(
-    name: Annotated[OptionalText, typer.Argument(help="The run to stop.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="The run to stop.", show_default=False)] = None,
     folder: Folder = Path(),
     whole_server: Annotated[bool, typer.Option("--server", help="Stop the server itself.")] = False,
     as_json: AsJson = False,
@@ -382,10 +358,7 @@ def stop(
             raise _not_at_work(place, folder)
         control.end_work(place)
         told = {"stopped": name}
-    if as_json:
-        put_json(told)
-    else:
-        typer.echo(f"Stopped: {told['stopped']}.")
+    put_result(told, (f"Stopped: {told['stopped']}.",), as_json)
 
 
 def _not_at_work(place: RunPlace, folder: Path) -> FileError:
@@ -407,7 +380,6 @@ def _run_to_end(
     """By the server that runs, or over files by this process."""
     if drop is None:
         return control.run_to_end(server, place, tell)
-
     return run_over(lambda: files.requests_in(drop, server, place), server, place, tell)
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from partsong.console.options import AsJson, Header, Key, Label, OptionalPath, OptionalText, Transpose, examples
-from partsong.console.output import guarded, put_json, visible, warn
+from partsong.console.options import AsJson, Header, Key, Label, Transpose, examples
+from partsong.console.output import guarded, put_json, put_result, visible, warn
 from partsong.console.tables import read_table
 from partsong.data.table import Table
 from partsong.data.validation import identifier_findings, inspect
@@ -41,7 +41,7 @@ MAKE_KEY = (
 @guarded
 def secret(
     output: Annotated[
-        OptionalPath, typer.Option("--output", "-o", help="A new file for it, for its owner alone.", show_default=False)
+        Path | None, typer.Option("--output", "-o", help="A new file for it, for its owner alone.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,10 +54,8 @@ def secret(
         if output.exists():
             raise FileError(f"{output}: there is something already. Name a new file.")
         write_text(output, key.text + "\n", private=True)
-    if as_json:
-        put_json({"file": output} if output is not None else {"shared_key": key.text})
-        return
-    typer.echo(key.text if output is None else f"The key is in {output}.")
+    told: dict[str, Any] = {"shared_key": key.text} if output is None else {"file": output}
+    put_result(told, (key.text if output is None else f"The key is in {output}.",), as_json)
     typer.echo("For the sites alone, NOT for the coordinator: partsong federation join KIT --shared-key FILE", err=True)
 
 
@@ -140,40 +138,33 @@ A site that passes the shared key to the server lets it test words that it think
 @guarded
 def join(
     kit: Annotated[Path, typer.Argument(help="The startup kit: a .zip or a folder.", show_default=False)],
-    data: Annotated[
-        OptionalPath, typer.Option(help="The rows or texts of this site; needed the first time.", show_default=False)
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The rows or texts of this site; needed the first time.")] = None,
     folder: Annotated[
-        OptionalPath, typer.Option("--folder", "-f", help="The site's own folder.", show_default="site-NAME")
+        Path | None, typer.Option("--folder", "-f", help="The site's own folder.", show_default="site-NAME")
     ] = None,
-    roster: Annotated[OptionalPath, typer.Option(help="roster.toml, from the coordinator.", show_default=False)] = None,
+    roster: Annotated[Path | None, typer.Option(help="roster.toml, from the coordinator.")] = None,
     fingerprint: Annotated[
-        OptionalText,
-        typer.Option(help="The roster's fingerprint, as heard from other sites by telephone.", show_default=False),
+        str | None, typer.Option(help="The roster's fingerprint, as heard from other sites by telephone.")
     ] = None,
     shared_key: Annotated[
-        OptionalPath,
-        typer.Option(help="File with the key that all sites share; - for standard input.", show_default=False),
+        Path | None, typer.Option(help="File with the key that all sites share; - for standard input.")
     ] = None,
     rare_columns: Annotated[
-        OptionalText,
+        str | None,
         typer.Option(
             help="Columns that too few rows use: refuse the run, or set them to zero in it (refuse, zero).",
             show_default="asked once",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
-    drop: Annotated[
-        OptionalPath,
-        typer.Option(help="Answer through this folder, and not over the network.", show_default=False),
-    ] = None,
+    drop: Annotated[Path | None, typer.Option(help="Answer through this folder, and not over the network.")] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the node once all is there.")] = True,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
     header: Header = None,
     text_column: Annotated[
-        OptionalText,
+        str | None,
         typer.Option(
             "--text-column",
             help="The data are texts, and this is their column (.jsonl: field).",
@@ -183,8 +174,7 @@ def join(
         ),
     ] = None,
     encoding: Annotated[
-        OptionalText,
-        typer.Option(help="How texts are written.", rich_help_panel="Reading", show_default="utf-8"),
+        str | None, typer.Option(help="How texts are written.", rich_help_panel="Reading", show_default="utf-8")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

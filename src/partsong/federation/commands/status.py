@@ -9,20 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, failure, guarded, put_json, visible
 from partsong.errors import CompositionError, FileError, FormatError, PartsongError
-
-if TYPE_CHECKING:
-    from partsong.federation.ledger import SiteLedger
-    from partsong.federation.policy import Policy
-    from partsong.federation.setup.credentials import Listed
-    from partsong.federation.setup.server_folder import RunPlace, ServerFolder
-    from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.audit_log import Audit, verified
+from partsong.federation.consistency import require_whole
+from partsong.federation.flower import control
+from partsong.federation.ledger import SiteLedger
+from partsong.federation.locks import is_held
+from partsong.federation.policy import Policy
+from partsong.federation.setup import credentials
+from partsong.federation.setup.server_folder import RunPlace, ServerFolder, is_starting, result_in, settings_in
+from partsong.federation.setup.site_folder import SiteFolder
+from partsong.federation.site.results import MODEL
+from partsong.federation.site.state import VOCABULARY
+from partsong.privacy.spending import USUAL_DELTA
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
 DAMAGED = "damaged"
@@ -43,13 +48,9 @@ def status(
     refuse the server, for its certificate has expired, and where a file is missing or damaged; all else is shown.
     """
     if (folder / "joined.toml").exists():
-        from partsong.federation.setup.site_folder import SiteFolder
-
         told, show = site_told(SiteFolder.at(folder)), _show_site
         is_well = told["refuses"] is None
     else:
-        from partsong.federation.setup.server_folder import ServerFolder
-
         told, show = server_told(ServerFolder.at(folder)), _show_server
         days = (told["certificate_days"], told["served_certificate_days"])
         is_well = all(left is None or left >= 0 for left in days)
@@ -93,9 +94,6 @@ def site_told(site: SiteFolder) -> dict[str, Any]:
     `to_mend` is what it must not be without and has lost, or is damaged: `roster`, `shared_key`, `secret`, `policy`.
     `refuses`: why it refuses everything, where it does.
     """
-    from partsong.federation.ledger import SiteLedger
-    from partsong.federation.locks import is_held
-
     to_mend: dict[str, str] = {}
     roster = _tried(to_mend, "roster", lambda: _pinned(site))
     key = _tried(to_mend, "shared_key", site.shared_key)
@@ -114,7 +112,7 @@ def site_told(site: SiteFolder) -> dict[str, Any]:
     return {**told, "runs": _runs_at_site(site.path)}
 
 
-def _pinned(site: SiteFolder) -> Listed | None:
+def _pinned(site: SiteFolder) -> credentials.Listed | None:
     """The roster; None where none was pinned yet, an error with the way out where it is gone, or damaged."""
     try:
         found = site.roster()
@@ -134,8 +132,6 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
 
     `policy` None: it is gone, no budget is known, and ε is that of the usual δ.
     """
-    from partsong.privacy.spending import USUAL_DELTA
-
     budget = None if policy is None else policy.privacy
     told: dict[str, Any] = {"epsilon_allowed": None if budget is None else budget.epsilon, "epsilon_spent": None}
     try:
@@ -152,8 +148,6 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
 
 
 def _audit(path: Path) -> dict[str, Any]:
-    from partsong.federation.audit_log import verified
-
     try:
         found = verified(path)
     except FormatError as error:
@@ -165,9 +159,6 @@ def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
     """What the site says to itself before it answers anything. The two files are read one after the other, without the
     lock of a site that may be at work: what was charged and logged in between is seen at a second look.
     """
-    from partsong.federation.audit_log import Audit
-    from partsong.federation.consistency import require_whole
-
     why = None
     for wait in (0, SECOND_LOOK):
         time.sleep(wait)
@@ -182,9 +173,6 @@ def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
 
 def _runs_at_site(folder: Path) -> dict[str, dict[str, Any]]:
     """Those that were begun at a site, and where their results are."""
-    from partsong.federation.site.results import MODEL
-    from partsong.federation.site.state import VOCABULARY
-
     names = {path.name for place in ("state/runs", "results") for path in (folder / place).glob("[!.]*")}
     runs: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
@@ -234,8 +222,6 @@ def _released(told: Mapping[str, Any]) -> str:
 
 def server_told(server: ServerFolder) -> dict[str, Any]:
     """Sites and runs, as the coordinator sees them; `to_mend`: its `authority`, `certificate`, `coordinator_key`."""
-    from partsong.federation.locks import is_held
-
     to_mend: dict[str, str] = {}
     authority = _tried(to_mend, "authority", lambda: server.authority)
     left = _tried(to_mend, "certificate", lambda: _whole_days(server.days_left()))
@@ -262,19 +248,18 @@ def _whole_days(left: float) -> int:
 
 def _served_days(server: ServerFolder) -> int | None:
     """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
-    from partsong.federation.flower.control import shown_certificate
-    from partsong.federation.setup.credentials import days_left, fingerprint
-
-    own, shown = (server.path / "server.crt").read_bytes(), shown_certificate(server)
-    return None if fingerprint(shown) == fingerprint(own) else _whole_days(days_left(shown))
+    own, shown = (server.path / "server.crt").read_bytes(), control.shown_certificate(server)
+    return (
+        None
+        if credentials.fingerprint(shown) == credentials.fingerprint(own)
+        else _whole_days(credentials.days_left(shown))
+    )
 
 
 def _sites(server: ServerFolder) -> dict[str, str]:
     """Who is there, by a server that runs and can be asked."""
-    from partsong.federation.flower.control import controlling
-
-    with controlling(server) as control:
-        nodes = control.nodes()
+    with control.controlling(server) as connection:
+        nodes = connection.nodes()
     found = {site: nodes.get(server.node_of(site) or 0) for site in server.cards()}
     return {site: "not registered" if node is None else node.status for site, node in found.items()}
 
@@ -293,9 +278,6 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
     """Running, starting, done, failed and why, or broken off and the command that goes on with it, by the engine that
     it had last.
     """
-    from partsong.federation.locks import is_held
-    from partsong.federation.setup.server_folder import is_starting, result_in, settings_in
-
     if is_held(place.lock):
         return {"status": "running"}
     if is_starting(place):
