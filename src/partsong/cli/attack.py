@@ -263,6 +263,8 @@ def estimator_of(folder: Path) -> FederatedNMF:
     path, written = folder / SETTINGS, RunFolder(folder).settings()
     if written.get("method") == "centralised":
         raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
+    if "threads" in written:
+        raise FormatError(f"{path}: this run was recorded by another version of partsong. Attack it with that version.")
     if lacking := [name for name in ("method", "n_components", "dtype", "seed", "rounds") if name not in written]:
         raise FormatError(f"{path}: lacks {', '.join(lacking)}. Restore it, or record the run again.")
     try:

@@ -23,6 +23,7 @@ from partsong.cli.fit_options import (
     GAME,
     HERE,
     INSTEAD,
+    METHODS,
     NEEDS,
     OF_SOLVERS,
     PARAMETERS,
@@ -88,12 +89,12 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     require_fitting(options, given, kind)
     if kind == TABLE:
         require_meaningful(options.data, reading_of(options))
-    require_outputs(options)
     if options.seed is None:
         options = replace(options, seed=fresh_seed() >> 32)
     with usage_errors():
         estimator = estimator_of(options, given, kind)
         estimator.check_settings()
+    require_outputs(options)
     session = Session.of(options, estimator, saved)
     if session.run():
         raise typer.Exit(exit_code())
@@ -121,7 +122,12 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
         raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
     for name, solver in at_home.items():
         if name in given and options.solver != solver:
-            raise typer.BadParameter(f"only for --solver {solver}.", param_hint=option(name))
+            between = " (of parts: --method game)" if solver == GAME else ""
+            raise typer.BadParameter(f"only for --solver {solver}{between}.", param_hint=option(name))
+    if kind == PARTIES and options.method not in METHODS:
+        raise typer.BadParameter(
+            f"{options.method} is for --engine mpi or torch. Parts have {', '.join(METHODS)}.", param_hint="--method"
+        )
     if options.output is None and options.run_folder is None:
         raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
     for name, other in NEEDS.items():
@@ -169,9 +175,20 @@ def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
 def inherited(options: FitOptions, given: Collection[str], saved: SavedRun, kind: str) -> FitOptions:
     """The options of a resumed run: as given, else as its checkpoint has them."""
     stored: Mapping[str, Any] = saved.about["settings"]
+    if "threads" in stored:
+        raise FormatError(
+            f"{options.resume}: this checkpoint was written by another version of partsong. Resume the run with that "
+            "version, or start a new one."
+        )
     if (stored["method"] == CENTRALISED) != (kind == TABLE):
         here = CENTRALISED if kind == TABLE else options.method
         raise another_run(options.resume, [f"method ({stored['method']} there, {here} here)"])
+    others = {name: getattr(options, name, None) for name in sorted(given) if name in stored and name not in MAY_CHANGE}
+    differing = {name: here for name, here in others.items() if here != stored[name]}
+    if {"method", "solver"} & differing.keys():  # whose options are others
+        raise another_run(
+            options.resume, [f"{option(name)} ({stored[name]} there, {here} here)" for name, here in differing.items()]
+        )
     privacy = {("noise" if name == "kind" else name): value for name, value in (stored.get("privacy") or {}).items()}
     known = {**stored, **privacy, "order": stored.get("play")}
     named = {name: known[name] for name in PARAMETERS if known.get(name) is not None}
@@ -343,9 +360,9 @@ class Session(FitObserver):
             result = Result(self.options, self.estimator, self.holdings, self.fit, self.settings, self.training,
                             self.result, self.recorder.sent, seconds)  # fmt: skip
             self._save(W, result)
+            report(result.as_dict(), result.lines(), options)
             if self.witness is not None and options.report is not None:
                 write_fit_report(options.report, result, self.witness)
-            report(result.as_dict(), result.lines(), options)
         return self.training.outcome is Outcome.INTERRUPTED or pressed.count > 0
 
     def _fit(self) -> np.ndarray | None:
@@ -412,7 +429,9 @@ class Session(FitObserver):
             "started": self.started,
             "run": run,
         }
-        folder.begin(asked, model_file.machine_versions(options.threads or runtime.available()), kept)
+        own = folder.path / run_folder.CHECKPOINT
+        resumes = options.resume is not None and place_of(options.resume).resolve() == own.resolve()
+        folder.begin(asked, model_file.machine_versions(options.threads or runtime.available()), kept, resumes=resumes)
         missing = "" if saved is None else missing_traffic(
             folder.path, kept, saved.checkpoint.index, is_recorded=options.record
         )  # fmt: skip

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from partsong.core import runtime
@@ -68,8 +68,8 @@ class Sequential(InProcess):
     `shuffle` visits parties in an order drawn from that number, which changes nothing; `record` keeps the traffic.
     """
 
-    shuffle: int | None = None
-    record: bool = False
+    shuffle: int | None = field(default=None, kw_only=True)
+    record: bool = field(default=False, kw_only=True)
 
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
         order = list(names)

@@ -279,8 +279,8 @@ def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the method as plain data; exact sums have none over ranks."""
     if method in methods.RANK_SOLVERS and given:
         raise ParameterError(
-            f"method={method!r} over ranks has no options. Leave {', '.join(map(str, given))} out.",
-            parameter="method_options",
+            f"{next(iter(given))} is not for method={method!r} over ranks, which has no options. Leave it out.",
+            parameter=str(next(iter(given))),
         )
     if not given:
         return {}

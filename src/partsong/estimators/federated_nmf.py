@@ -550,7 +550,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         program, spending = self._protected(program, len(shards))
         masks = masks_for(self.privacy, len(shards)) if self.masked is True else self.masked or InTheOpen()
         workers = 0 if self.n_jobs in (None, -1) else int(self.n_jobs)
-        engine = Sequential(record) if self.n_jobs == 1 else Parallel(workers, record)
+        engine = Sequential(record=record) if self.n_jobs == 1 else Parallel(workers, record=record)
         rounds = self._rounds()
         schedule = Schedule(rounds, seed, faulty=self.faulty)
         fit = simulation_of_rounds(program, shards, rounds, schedule, stop, engine, masks, spending)

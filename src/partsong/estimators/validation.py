@@ -314,8 +314,7 @@ def row_solver_of(
     plain = solver_of("cd", alpha_W, alpha_H, l1_ratio)
     if plain.penalty_W or plain.penalty_H:
         raise ParameterError(
-            "A game has no penalties: alpha_W and alpha_H must be 0. Columns that play against themselves shape H "
-            "instead: Game(self_play=ShrinkOthers()).",
+            "A game has no penalties: alpha_W and alpha_H must be 0. Self-play shapes H instead.",
             parameter="alpha_W",
         )
     return ObservedRows(plain)

@@ -132,8 +132,8 @@ def open_balance(
 
     Ledger and log are compared from this line on. What the log says of attempts that the ledger lacks stands for what
     is not given: there are as many `releases` at least and, where all of them had noise, their ε is known. `delta`
-    None: half of that of the budget, so that the other half is left for what comes. How many combinations of rows left
-    without noise has to be given, because the log does not have it.
+    None: half of what earlier balances leave of the budget's, so that the other half is left for what comes. How many
+    combinations of rows left without noise has to be given, because the log does not have it.
     """
     ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
     policy = Policy.read(state.parent / "site.toml") if has_policy(state.parent) else Policy()
@@ -145,8 +145,14 @@ def open_balance(
         count = max(len(found.uncharged), releases or 0)
         if not count and not found.unlogged:
             raise ParameterError("Nothing is missing: ledger and log fit together. Give releases to state some.")
-        if delta is None:
-            delta = (USUAL_DELTA if budget is None else budget.delta) / 2
+        whole = USUAL_DELTA if budget is None else budget.delta
+        rest = whole - sum(one.delta for one in books.openings)
+        delta = rest / 2 if delta is None else delta
+        if epsilon is not None and not delta < rest:
+            raise ParameterError(
+                f"delta = {delta:g} leaves nothing of the budget's δ = {whole:g} for releases to come; earlier opening "
+                f"balances have {whole - rest:g} of it. Give a smaller delta, or raise that of the budget in site.toml."
+            )
         if epsilon is None and costs and len(costs) == count:
             epsilon = float(Ledger(tuple((one, 1) for one in costs)).epsilon(delta))
         if count and epsilon is None and directions is None:

@@ -350,7 +350,9 @@ class PrivateStatistics(ProgramBase):
         weight_bound = self.row_bound if self.weight_bound is None else self.weight_bound
         for name, value in (("row_bound", self.row_bound), ("weight_bound", weight_bound)):
             if not 1e-20 <= value <= 1e20:
-                raise ParameterError(f"{name} must be a number from 1e-20 to 1e20, chosen from no data; got {value!r}.")
+                raise ParameterError(
+                    f"{name} must be a number from 1e-20 to 1e20, chosen from no data; got {value!r}.", parameter=name
+                )
         bounds = BoundedRows.balanced(weight_bound, self.row_bound, self.rank, n_features)
         return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
 

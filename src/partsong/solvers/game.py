@@ -411,6 +411,6 @@ def game_from_file(settings: Mapping[str, Any]) -> Game | str:
     """The solver of a model that was learned by a game: "game" for the usual one, and where the file does not say."""
     try:
         game = game_from(settings)
-    except (ParameterError, TypeError):
+    except (ParameterError, TypeError, ValueError):
         return "game"
     return "game" if game == Game() else game

@@ -64,7 +64,7 @@ def make_usable(folder: Path, overwrite: bool) -> None:
             )
         if not overwrite:
             raise FileError(
-                f"run_folder={str(folder)!r} is not empty. Choose another name, or overwrite it.",
+                f"run_folder={str(folder)!r} is not empty. Choose another name, or use overwrite.",
                 parameter="run_folder",
             )
     require_writable_folder("run_folder", folder if folder.is_dir() else folder.absolute().parent)

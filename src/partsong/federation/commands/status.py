@@ -210,7 +210,9 @@ def _released(told: Mapping[str, Any]) -> str:
     budget = none if allowed is None else f"of {allowed:g} allowed"
     noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
     noiseless += f" ({told['directions']} combinations of rows)" if told["directions"] else ""
-    cost = "releases about different units or relations do not compose" if spent is None else f"{spent:.4g}"
+    cost = "0" if spent is None else f"{spent:.4g}"
+    if spent is None and told["releases"] - (told["releases_without_noise"] or 0) > 0:
+        cost = "releases about different units or relations do not compose"
     if told["openings"]:
         cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in told['openings']):.4g}"
     of_what = "ε spent by the others" if noiseless else "ε spent"

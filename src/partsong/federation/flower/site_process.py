@@ -139,9 +139,9 @@ def _let_in(client: Any, public_key: Any, site: SiteFolder) -> int:
     place, until = site.path / "node.number", time.monotonic() + LAPSE
     while True:
         try:
-            if place.exists():
+            if place.exists() and (last := place.read_text()).isdecimal():
                 with _allowing_refusal():
-                    client.DeactivateNode(DeactivateNodeRequest(node_id=int(place.read_text())))
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=int(last)))
             number = int(client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 403) or not place.exists():
@@ -205,9 +205,10 @@ class Node:
             pulled = self.client.PullMessages(PullMessagesRequest(node=self._node()))
             if not pulled.messages_list:
                 time.sleep(PAUSE / 10)
-            elif self._is_pinned(pulled.messages_list[0].metadata.run_id):
+            else:
                 message = self._fetched(pulled.messages_list[0], pulled.message_object_trees[0])
-                self._push(self._answered(message, answer))
+                is_pinned = self._is_pinned(message.metadata.run_id)
+                self._push(self._answered(message, answer) if is_pinned else _refused(message))
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
                 ahead = seconds_ahead(error.response.headers.get("date"))
@@ -232,7 +233,7 @@ class Node:
             found = self.client.GetRun(GetRunRequest(node=self._node(), run_id=run)).run
             self.apps[run] = found.fab_hash == hashlib.sha256(app_bundle()).hexdigest()
         if not self.apps[run]:
-            self.tell("The server has sent an app that this site has not pinned; it was dropped.")
+            self.tell("The server has sent an app that this site has not pinned; its request was refused.")
         return self.apps[run]
 
     def _fetched(self, message: Any, tree: Any) -> Any:
@@ -280,6 +281,14 @@ class Node:
                 push(reply.metadata.run_id, pushed.session_id),
                 object_ids_to_push=set(pushed.objects_to_push),
             )
+
+
+def _refused(message: Any) -> Any:
+    """The reply to a request for another app: the server tells its coordinator that this site refused the app."""
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode
+
+    return Message(Error(code=ErrorCode.INVALID_FAB, reason=""), reply_to=message)
 
 
 def unknown(site: SiteFolder, ahead: float | None) -> str:
