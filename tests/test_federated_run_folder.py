@@ -121,3 +121,14 @@ def test_options_may_be_numbers_of_numpy(tmp_path):
     again = partsong.FederatedNMF.load(tmp_path / "run" / "model.safetensors")
     assert (again.local_steps, again.method_options) == (5, {"strength": 0.25})
     assert fitted.components_.tobytes() == again.components_.tobytes()
+
+
+@pytest.mark.parametrize("method", ["exact", "asyn-sd"])
+def test_one_party_after_another_or_all_at_once_the_record_is_the_same(method, tmp_path):
+    for n_jobs in (1, 2):
+        model(2, method, n_jobs=n_jobs, random_state=0).fit(parts(), run_folder=tmp_path / str(n_jobs), record=True)
+    one, two = (RunFolder(tmp_path / str(n_jobs)).traffic().traffic for n_jobs in (1, 2))
+    assert len(one) == len(two) > 0
+    for sent, other in zip(one, two, strict=True):
+        assert [(party, phase) for party, phase, _ in sent] == [(party, phase) for party, phase, _ in other]
+        assert all(a.signature == b.signature for (_, _, a), (_, _, b) in zip(sent, other, strict=True))

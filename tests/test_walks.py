@@ -1,4 +1,4 @@
-"""docs/architecture.md names every step of four fits: they run, in that order, in those files."""
+"""docs/architecture.md names every step of five fits: they run, in that order, in those files."""
 
 from __future__ import annotations
 
@@ -29,6 +29,23 @@ X = np.random.default_rng(0).random((30, 8))
 np.save("x.npy", X)
 
 
+def partsong_fit():
+    from partsong.cli.main import main
+
+    if not Path("parts").exists():
+        sys.argv[1:] = ["split", "x.npy", "--parties", "2", "-o", "parts", "-q"]
+        call(main)
+    sys.argv[1:] = ["fit", "parts", "-k", "2", "--rounds", "3", "-o", "m.safetensors", "-q"]
+    call(main)
+
+
+def call(main):
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+
+
 def federation():
     from partsong.federation.experiment import Experiment
     from partsong.federation.policy import Policy
@@ -49,7 +66,9 @@ fits = {
     "FederatedNMF.fit": lambda: partsong.FederatedNMF(2, rounds=3, n_jobs=1).fit([X[:15], X[15:]]),
     "a fit over ranks": lambda: partsong.fit_distributed("x.npy", 2, engine="mpi", max_iter=3, sums="in-order"),
     "a federation": federation,
+    "partsong fit": partsong_fit,
 }
+title = sys.argv[1]
 
 def watch(frame, event, argument):
     code = frame.f_code
@@ -57,9 +76,9 @@ def watch(frame, event, argument):
         order.setdefault(f"{code.co_filename[len(package):]} {code.co_qualname}", len(order))
 
 warnings.simplefilter("ignore")
-fits[sys.argv[1]]()  # imports and caches
+fits[title]()  # imports and caches
 sys.setprofile(watch)
-fits[sys.argv[1]]()
+fits[title]()
 sys.setprofile(None)
 print(json.dumps(order))
 """
@@ -71,7 +90,9 @@ def steps(title):
     return re.findall(r"^\| \d+ \| `([^`]+)` \| `([^`]+)`", section, re.M)
 
 
-@pytest.mark.parametrize("title", ["`NMF.fit`", "`FederatedNMF.fit`", "a fit over ranks", "a federation"])
+@pytest.mark.parametrize(
+    "title", ["`NMF.fit`", "`FederatedNMF.fit`", "a fit over ranks", "a federation", "`partsong fit`"]
+)
 def test_a_row_goes_this_way(title, tmp_path):
     if title == "a fit over ranks" and importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")

@@ -64,6 +64,15 @@ def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_r
     assert ledger.serial == 2
 
 
+def test_a_site_that_has_released_nothing_with_noise_has_spent_no_epsilon(told, invoke, tmp_path):
+    np.save(tmp_path / "rows.npy", np.ones((5, 3)))
+    server = ServerFolder.made(tmp_path / "liver", "liver", "nmf.example.org:8443")
+    kit = Kit.read(server.invite("north", tmp_path / "north"))
+    SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {})
+    assert told(*STATUS)["epsilon_spent"] is None
+    assert "Released: 0 times; ε spent: 0 (no budget in site.toml)" in invoke(*STATUS).stdout
+
+
 def test_a_ledger_that_was_edited_is_told_with_what_else_there_is(books, told, invoke):
     ledger, _ = books
     ledger.path.write_text(ledger.path.read_text().replace("first", "other"))

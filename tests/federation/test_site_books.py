@@ -227,6 +227,18 @@ def test_an_opening_balance_is_about_what_books_and_policy_are_about(tmp_path, s
     assert ledger.serial == len(known), "nothing is written"
 
 
+def test_opening_balances_leave_some_delta_for_what_comes(tmp_path):
+    state = tmp_path / "site-east" / "state"
+    state.mkdir(parents=True)
+    (state.parent / "site.toml").write_text("[privacy]\nepsilon = 3.0\n")
+    first = open_balance(state, "restored", releases=2, epsilon=0.5)
+    second = open_balance(state, "restored again", releases=2, epsilon=0.5)
+    assert (first.delta, second.delta) == (DELTA / 2, DELTA / 4)
+    assert SiteLedger(state / "ledger.jsonl").books().epsilon(DELTA, OF_ROW, 1) < 10
+    with pytest.raises(ParameterError, match="leaves nothing"):
+        open_balance(state, "and again", releases=2, epsilon=0.5, delta=DELTA / 4)
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     openings=st.lists(st.tuples(st.floats(0.01, 5), st.floats(0, 4e-6)), max_size=2),
