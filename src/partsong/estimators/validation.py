@@ -10,8 +10,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_array, validate_data
 
 from partsong import kernels, methods
 from partsong.core import runtime
@@ -87,6 +85,8 @@ def numbers_of(X: Any) -> Any:
         raise DataTypeError("This is a Table; its numbers are in .X and its names beside them: fit(table.X).")
     if isinstance(X, str | os.PathLike):
         raise UnreadableError(f"{X!r} is text, not a matrix. Read a file first: partsong.read(path).X.")
+    from sklearn.utils.validation import check_array  # takes half a second, which commands need not wait for
+
     names = column_names(X)
     held = X if column_labels(X) is not None else array_of(X)
     for finding in cell_errors(held, names):
@@ -111,6 +111,8 @@ def numbers_of(X: Any) -> Any:
 
 def columns_of(X: Any) -> dict[str, Any]:
     """The number of columns, and their names where they have some, as scikit-learn's estimators remember them."""
+    from sklearn.base import BaseEstimator
+
     scratch = BaseEstimator()
     agree_on_columns(scratch, X, reset=True)
     return vars(scratch)
@@ -118,6 +120,8 @@ def columns_of(X: Any) -> dict[str, Any]:
 
 def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
     """Remember the names and the number of columns of X (`reset`), or compare them with those of the fit."""
+    from sklearn.utils.validation import validate_data
+
     try:
         validate_data(estimator, X, reset=reset, skip_check_array=True)
     except ValueError as error:
