@@ -121,7 +121,7 @@ def test_other_runs_are_not_resumed(folder, rows):
 
 def test_a_folder_is_overwritten_only_when_asked(folder, rows):
     fit(folder, rows, 2)
-    with pytest.raises(FileError, match="or overwrite it"):
+    with pytest.raises(FileError, match="use overwrite"):
         fit(folder, rows, 2)
     fit(folder, rows, 1, overwrite=True)
     assert len(folder.history()) == len(folder.traffic().traffic) == 1

@@ -268,7 +268,7 @@ class TestFurtherOptions:
     @pytest.mark.parametrize(
         ("words", "what"),
         [
-            (["--method", "exact", "--local-steps", 3], "Leave local_steps out"),
+            (["--method", "exact", "--local-steps", 3], "--local-steps is not for"),
             (["--method", "dsanls", "--local-steps", 3], "--local-steps is for"),
             (["--method", "dsanls", "--sketch", "counts"], "Did you mean 'count'"),
         ],
