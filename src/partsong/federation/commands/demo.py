@@ -40,6 +40,7 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
 from partsong.io.model_file import load_model
+from partsong.privacy.exposure import PartyExposure, exposures_of, worst_party
 
 NAMES = ("east", "north", "south", "west")
 EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 2\nmasked = true\nmask_bound = 1e6\nseed = 7\n'
@@ -142,6 +143,7 @@ def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
     is_same = compare(server, sites, "demo")
     seconds = time.perf_counter() - began
     tell(f"The model is {'' if is_same else 'NOT '}the same, bit for bit, as that of one process. {seconds:.0f} s")
+    tell(str(_exposure(sites)))
     told = json.loads((folder / "run.log").read_text().splitlines()[-1])
     return {"is_same": is_same, "seconds": seconds, "rounds": told["rounds"], "absent": told["absent"]}
 
@@ -228,6 +230,13 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
     expected = np.ascontiguousarray(np.asarray(program.components(last.checkpoint.server)))
     found = load_model(place.model).components
     return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+
+
+def _exposure(sites: dict[str, SiteFolder]) -> PartyExposure:
+    """What the run has given away of the site that it is worst for, by the law."""
+    plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    shards = [Shard(name, as_matrix(rows_of(name))) for name in sorted(sites)]
+    return worst_party(exposures_of(plan.program, shards, plan.exchanges).values())
 
 
 def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:
