@@ -15,8 +15,9 @@ from partsong.core import runtime
 from partsong.core.interfaces import Round, Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
-from partsong.data.partition import iid, party_names
+from partsong.data.partition import iid
 from partsong.engines.local import Parallel
+from partsong.estimators.parties import party_names
 from partsong.methods import build
 from partsong.methods.relay import exact_after
 from partsong.solvers.coupling import AlignedProximalTerm

@@ -20,7 +20,8 @@ from scipy.sparse import csr_matrix
 
 from experiments.datasets import path_of
 from partsong.core.streams import stream
-from partsong.data.partition import by_label, party_names
+from partsong.data.partition import by_label
+from partsong.estimators.parties import party_names
 from partsong.evaluation.topic_quality import word_vectors
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import Counted, Vocabulary, count, tf_idf

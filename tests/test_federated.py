@@ -25,7 +25,7 @@ import partsong
 from partsong.core.interfaces import Outcome
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
-from partsong.data.partition import by_label, contiguous, iid, party_names
+from partsong.data.partition import by_label, contiguous, iid
 from partsong.errors import (
     CompositionError,
     DataError,
@@ -38,6 +38,7 @@ from partsong.errors import (
     UnreadableError,
 )
 from partsong.estimators import federated_nmf
+from partsong.estimators.parties import party_names
 from partsong.estimators.validation import solver_told
 from partsong.io.model_file import load_model, save_model
 from partsong.methods import build

@@ -49,12 +49,13 @@ from partsong.console.output import (
 )
 from partsong.console.tables import read_table, require_meaningful
 from partsong.core.streams import fresh_seed, stream
-from partsong.data.partition import by_label, by_size, contiguous, iid, party_names
+from partsong.data.partition import by_label, by_size, contiguous, iid
 from partsong.data.scan import Finding
 from partsong.data.summary import offending_rows, summary_of
 from partsong.data.table import Table
 from partsong.data.validation import identifier_findings, inspect
 from partsong.errors import ParameterError, PartsongError
+from partsong.estimators.parties import party_names
 from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import require_free, write_parts
 from partsong.privacy.exposure import Support

@@ -18,8 +18,9 @@ from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import held
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
-from partsong.data.partition import by_label, party_names
+from partsong.data.partition import by_label
 from partsong.estimators.compare import Candidate, run_candidate, warm_up
+from partsong.estimators.parties import party_names
 from partsong.privacy.exposure import simulated_in_words
 from partsong.reporting.run_report import MethodResult, Party, Report, write_report
 from partsong.training.loop import progress

@@ -84,9 +84,3 @@ def _require_enough(rows: int, parties: int) -> None:
         raise ParameterError(
             f"{rows} rows cannot be split into {parties} parties: each needs at least one row.", parameter="parties"
         )
-
-
-def party_names(parties: int) -> list[str]:
-    """party-01, party-02, …: names that sort in their order."""
-    digits = max(2, len(str(parties)))
-    return [f"party-{i + 1:0{digits}d}" for i in range(parties)]

@@ -15,7 +15,6 @@ from partsong.core.interfaces import Array, Layout, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, float_type, is_tensor
 from partsong.data.observed import known_cells, observed
-from partsong.data.partition import party_names
 from partsong.data.party_columns import Columns, of_other_columns, require_same_columns, require_somebody
 from partsong.data.scan import column_labels, column_names, repeated
 from partsong.data.validation import require_factorizable
@@ -467,3 +466,9 @@ def _require_private_method(privacy: Privacy, method: str, masked: Any, options:
             f'MaskedSum(bounds={{"H": {reach_of(privacy):.4g}}}).',
             parameter="masked",
         )
+
+
+def party_names(parties: int) -> list[str]:
+    """party-01, party-02, …: names that sort in their order."""
+    digits = max(2, len(str(parties)))
+    return [f"party-{i + 1:0{digits}d}" for i in range(parties)]

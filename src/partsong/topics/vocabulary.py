@@ -16,8 +16,8 @@ from partsong.core.interfaces import Matrix
 from partsong.core.parameters import whole_number
 from partsong.core.states import state
 from partsong.data.conversion import as_matrix
-from partsong.data.partition import party_names
 from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError, reworded
+from partsong.estimators.parties import party_names
 from partsong.evaluation.topic_quality import WINDOW, windows
 from partsong.topics.documents import as_documents, read_word_list
 from partsong.topics.tokenizer import Words
