@@ -77,7 +77,7 @@ def share_of_alignment(rows: int, steps: int, align: Any, quick: bool) -> dict[s
     """Seconds of a round of FNMF with k = 50, m = 784, c = 50, and those of them in alignment and aggregation."""
     rank, columns, count = (5, 60, 4) if quick else (50, 784, 50)
     at_party, at_server = Clock(), Clock()
-    program = build("fnmf-alone", rank, client_align=align, server_align=align, local_steps=steps, align="assignment")
+    program = build("fnmf-local", rank, client_align=align, server_align=align, local_steps=steps, align="assignment")
     program = replace(
         program,
         coupling=replace(program.coupling, align=TimedAlignment(align, at_party)),
@@ -101,7 +101,7 @@ def parallel_round(rows: int, steps: int, cores: int, quick: bool) -> dict[str, 
     """A round of 50 parties on the parallel engine, over the time of `local` at all of them alone divided by cores."""
     rank, columns, count = (5, 60, 4) if quick else (20, 784, 50)
     shards = parties_of(count, rows, columns, rank)
-    program = build("fnmf-alone", rank, local_steps=steps, align="assignment")
+    program = build("fnmf-local", rank, local_steps=steps, align="assignment")
     running = Parallel(cores).run(program, shards, Schedule(8, 1), reduction=InTheOpen())
     point = next(running).checkpoint
     rounds, alone = [], []
@@ -121,7 +121,7 @@ def memory_over_rounds(quick: bool) -> dict[str, float]:
     """Resident megabytes after the third and after the last round of 1000 parties × (100 × 500), k = 20, 20 rounds."""
     count, rounds = (20, 6) if quick else (MANY, 20)
     shards = parties_of(count, 100, 500, 20)
-    program = build("fnmf-alone", 20, local_steps=10, align="assignment")
+    program = build("fnmf-local", 20, local_steps=10, align="assignment")
     held, began = [], time.perf_counter()
     for _ in Parallel().run(program, shards, Schedule(rounds, 1), reduction=InTheOpen()):
         held.append(_resident())

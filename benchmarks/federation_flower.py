@@ -30,7 +30,7 @@ ENVELOPE = 500
 """Bytes of a message beside its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""
 NAMED = 12
 PLAIN = f'method = "exact"\nrank = {RANK}\nseed = 5\n'
-MASKED = "masked = true\nmask_bound = 1e9\n"
+MASKED = "secure_aggregation = true\nmask_bound = 1e9\n"
 KILLED_AFTER = 10
 TIMEOUT = 20
 
@@ -65,7 +65,7 @@ def long_run(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
     began, kill_at = time.perf_counter(), min(KILLED_AFTER, rounds // 3)
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "long", names) as made:
         say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
-        text = PLAIN + f'rounds = {rounds}\nfaulty = "leave out"\n'
+        text = PLAIN + f'rounds = {rounds}\non_party_error = "skip"\n'
         name, place = made.start(text, "--timeout", str(TIMEOUT))
         held = _followed(made, name, kill_at, names[-1], say)
         told = lines_of(place.progress)

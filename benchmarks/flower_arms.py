@@ -68,7 +68,7 @@ def federation(folder: Path, names: tuple[str, ...], module: str | None = None) 
     server, sites = demo.set_up(folder, names)
     for name, site in sites.items():
         np.save(folder / f"{name}.npy", demo.rows_of(name, ROWS, COLUMNS))
-        (site.path / "site.toml").write_text("minimum_parties = 3\nmasked = false\n")
+        (site.path / "site.toml").write_text("minimum_parties = 3\nsecure_aggregation = false\n")
     with demo.processes(folder) as running:
         demo.start_server(running, server)
         with controlling(server) as control:

@@ -60,7 +60,7 @@ def _long(part: dict[str, Any]) -> list[str]:
         f"## {part['sites']} sites, {part['rounds']} rounds, one site lost",
         "",
         *_about(part),
-        f'`faulty = "leave out"`, `--timeout {TIMEOUT}`; plain sums. One site was killed after round {killed} and '
+        f'`on_party_error = "skip"`, `--timeout {TIMEOUT}`; plain sums. One site was killed after round {killed} and '
         f"stayed away. All {part['rounds']} rounds were done: with {max(part['participants'])} sites at first, with "
         f"{part['participants'][-1]} in the end.",
         "",

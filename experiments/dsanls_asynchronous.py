@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names, rows = ["p00", "p01"], shares(X.shape[0], chosen.share, chosen.seed)
     own = [Shard(names[worker], as_matrix(X[rows[worker]]), key(chosen.seed, "secret", worker))] if worker >= 0 else []
     several = program.exchanges(chosen.rounds, WORKERS)
-    engine: Any = AsynchronousMpi() if is_asynchronous else Mpi(sums="all-reduce")
+    engine: Any = AsynchronousMpi() if is_asynchronous else Mpi(reduce="all-reduce")
     kept: list[tuple[float, np.ndarray, tuple[str, ...]]] = []
     comm.Barrier()
     began = time.perf_counter()

@@ -58,7 +58,7 @@ def work_at_rank(name: str, method: str, rank: int, iterations: int) -> None:
     del X
     shard, several = Shard(f"r{comm.Get_rank():02d}", matrix), per_iteration(program)
     taken: list[float] = []
-    engine = Mpi(sums="all-reduce")
+    engine = Mpi(reduce="all-reduce")
     began = time.perf_counter()
     for done in engine.run(program, [shard], Schedule(several * (iterations + 3)), reduction=InTheOpen()):
         if (done.index + 1) % several == 0:

@@ -49,11 +49,11 @@ def shares_iid(X: Any, parties: int, seed: int) -> list[Any]:
 
 
 def _plain(rank: int, steps: int, strength: float, start: str) -> Any:
-    return replace(build("ipalm-once", rank, local_steps=steps, start=start), aggregation=Mean())
+    return replace(build("one-shot-ipalm", rank, local_steps=steps, start=start), aggregation=Mean())
 
 
 def _multiplicative(rank: int, steps: int, strength: float, start: str) -> Any:
-    return replace(build("mur-once", rank, local_steps=steps, start=start), aggregation=Mean())
+    return replace(build("one-shot-mu", rank, local_steps=steps, start=start), aggregation=Mean())
 
 
 def _prox(rank: int, steps: int, strength: float, start: str) -> Any:
@@ -65,7 +65,7 @@ def _aligned(name: str, variant: str) -> Make:
     def make(rank: int, steps: int, strength: float, start: str) -> Any:
         align, whole = ALIGNMENTS[name], ALIGNMENTS[name.removesuffix("_ρ")]
         made = build(
-            "fnmf-alone",
+            "fnmf-local",
             rank,
             variant=variant,
             client_align=align,

@@ -28,7 +28,7 @@ from experiments.shared.figures import figure_svg, style_of
 from partsong.reporting.charts import Line, Quantity
 
 Records = Mapping[Play, dict[str, Any]]
-STARTS = ("independent", "common")
+INIT_MODES = ("independent", "common")
 TABLE = {"steps": 100, "rounds": 10, "with_curve": False}
 """The runs of Table 1; those of Fig. 3 with as many steps are recorded round by round, and not tuned."""
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -61,7 +61,7 @@ def table_one(found: Records, told: Callable[[list[float], float], str]) -> str:
 def _rows() -> Iterable[tuple[str, str]]:
     yield "pooled", "independent"
     yield from ((method, "independent") for method in (*reversed(EXACT), *ONCE))
-    yield from ((method, start) for start in STARTS for method in (*IN_ROUNDS, *MIXTURES))
+    yield from ((method, start) for start in INIT_MODES for method in (*IN_ROUNDS, *MIXTURES))
 
 
 def strengths(found: Records) -> str:
@@ -69,7 +69,7 @@ def strengths(found: Records) -> str:
     methods = [name for name in IN_ROUNDS if name != "FedAvg"]
     lines = ["| data, start | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
     for name in DATASETS:
-        for start in STARTS:
+        for start in INIT_MODES:
             best = best_strengths(found, name, start)
             if best:
                 cells = " | ".join(f"{best[method]:g}" if method in best else "–" for method in methods)
@@ -81,7 +81,7 @@ def local_steps(found: Records, data: str = "mnist") -> str:
     """Methods × schedules."""
     schedules = ((10, 100), (100, 10), (1000, 2))
     lines = ["| method, start | " + " | ".join(f"{s} × {r}" for s, r in schedules) + " |", "|---|---|---|---|"]
-    for start in STARTS:
+    for start in INIT_MODES:
         for method in IN_ROUNDS:
             cells = [
                 values_of(

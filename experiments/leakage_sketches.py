@@ -128,7 +128,7 @@ def records(is_quick: bool) -> Iterator[dict[str, Any]]:
     methods = {
         "exact": build("exact", RANK, local_steps=5),
         "fedavg": build("fedavg", RANK, local_steps=10),
-        "fnmf": build("fnmf-alone", RANK, align="assignment"),
+        "fnmf": build("fnmf-local", RANK, align="assignment"),
         "syn-sd": build("syn-sd", RANK),
         "game": build("game", RANK),
     }

@@ -22,7 +22,7 @@ from partsong.aggregation.plaintext import InTheOpen
 from partsong.core.interfaces import Schedule
 from partsong.engines.local import Sequential
 from partsong.methods import build
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 RANK, COLUMNS, ROWS = 20, 1000, 25
 CASES = ((3, 0), (10, 0), (10, 1), (30, 0), (30, 3), (100, 0), (100, 10))
@@ -60,7 +60,7 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
     """One sum: bytes up of a party that stays, bytes that the server answers, seconds of a party and of the server."""
     draw = np.random.default_rng(turn)
     shards = shards_of([draw.random((ROWS, COLUMNS)) for _ in range(parties)], turn)
-    masks = MaskedSum()
+    masks = SecureSum()
     reduction = Timed(masks if is_masked else InTheOpen())
     silent = {shard.name: 2 for shard in sorted(shards, key=lambda shard: shard.name)[:dropped]}
     schedule, program, sums = Schedule(2, turn, silent={1: silent}), build("fedavg", RANK, local_steps=1), []
@@ -71,7 +71,7 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
         reduction.seconds.update(party=0.0, server=0.0)
     shares = masks.batch if is_masked else 1
     costs = [inside + max(0, first - inside) / shares for first, inside in zip(*sums, strict=True)]
-    told = {"parties": parties, "dropped": dropped, "turn": turn, "masked": is_masked}
+    told = {"parties": parties, "dropped": dropped, "turn": turn, "secure_aggregation": is_masked}
     return told | dict(zip(MEASURED, (round(costs[0]), round(costs[1]), *costs[2:]), strict=True))
 
 

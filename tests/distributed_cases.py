@@ -17,7 +17,7 @@ import partsong
 from partsong.errors import PartsongError
 from partsong.training import distributed, loop
 
-SETTINGS = {"random_state": 3, "max_iter": 12, "tol": 0, "sums": "in-order"}
+SETTINGS = {"random_state": 3, "max_iter": 12, "tol": 0, "reduce": "in-order"}
 N, M, K = 91, 23, 4
 
 
@@ -75,7 +75,7 @@ def of_cells(folder, rank, size):
 def of_arrivals(folder, rank, size):
     """A server without rows, and workers."""
     rows = None if rank == 0 else np.array_split(data(), size - 1)[rank - 1]
-    settings = {**SETTINGS, "sums": "all-reduce"}
+    settings = {**SETTINGS, "reduce": "all-reduce"}
     return partsong.fit_distributed(rows, K, method="asyn-sd", **settings)
 
 
@@ -117,7 +117,7 @@ FITS = [
 
 
 PLACES = {
-    "sums": {"sums": "sorted"},
+    "sums": {"reduce": "sorted"},
     "engine": {"engine": "nccl"},
     "folder": {"run_folder": 5},
     "model": {"model": 5},

@@ -19,7 +19,7 @@ PARTS = {"format": FORMAT, "version": VERSION, "parties": [{"name": "a", "file":
 KEY = SharedKey(bytes(range(16)))
 READERS = {
     "experiment.toml": (Experiment.read, 'method = "exact"\r\nrank = 2\r\nrounds = 3\r\nseed = 5\r\n'),
-    "site.toml": (Policy.read, "minimum_rows = 50\nmasked = true\n"),
+    "site.toml": (Policy.read, "minimum_rows = 50\nsecure_aggregation = true\n"),
     "sites.key": (lambda path: SharedKey.read(path.read_text(encoding="utf-8")), KEY.text + "\n"),
     "names.txt": (_names_in, "alpha\nbeta\n"),
     LISTING: (lambda path: listed(path.parent), json.dumps(PARTS)),

@@ -480,20 +480,20 @@ def test_parties_that_cannot_be_used_are_left_out_if_asked_for(federation):
     with pytest.raises(DataError, match=r"In party .* NaN in data: .* of party"):
         partsong.compare(bad, 3, names=names, **settings)
     with pytest.warns(LeftOutWarning, match="left out of this run"):
-        found = partsong.compare(bad, 3, names=names, faulty="leave out", **settings)
+        found = partsong.compare(bad, 3, names=names, on_party_error="skip", **settings)
     assert list(found.left_out) == names[-2:]
     assert f"Left out, as their data cannot be used: {', '.join(names[-2:])}." in found.caption
     expected = partsong.compare(federation, 3, names=names[:-2], **settings)
     assert [row.relative_error for row in found.rows] == [row.relative_error for row in expected.rows]
-    with pytest.raises(ParameterError, match="faulty"):
-        partsong.compare(federation, 3, faulty="ignore", **settings)
+    with pytest.raises(ParameterError, match="on_party_error"):
+        partsong.compare(federation, 3, on_party_error="ignore", **settings)
 
 
 def test_the_command_line_leaves_out_if_asked_for(parts, tmp_path):
     (tmp_path / "parts/party-02.npz").write_bytes(b"nothing")
     words = ["compare", parts, "-k", "3", "--rounds", "2", "--method", "exact", "--json"]
     assert CliRunner().invoke(app, words).exit_code == 1
-    done = CliRunner().invoke(app, [*words, "--faulty", "leave-out"])
+    done = CliRunner().invoke(app, [*words, "--on-party-error", "skip"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])
     assert list(told["left_out"]) == ["party-02"]

@@ -114,7 +114,7 @@ class TestOverMpi:
         run = RunFolder(folder / "run")
         assert len(run.history()) == 12
         assert_array_equal(run.model().components, H)
-        assert (run.result()["ranks"], run.settings()["sums"]) == (2, "in-order")
+        assert (run.result()["ranks"], run.settings()["reduce"]) == (2, "in-order")
         assert partsong.NMF.load(folder / "m.safetensors").transform(data()).shape == (N, K)
 
     def test_names_of_columns_are_in_the_model(self, folder):
@@ -220,7 +220,7 @@ class TestAlone:
         with pytest.raises(ParameterError, match="engine"):
             partsong.fit_distributed(data(), K, engine="nccl")
         with pytest.raises(ParameterError, match="sums"):
-            partsong.fit_distributed(data(), K, sums="sorted")
+            partsong.fit_distributed(data(), K, reduce="sorted")
         with pytest.raises(ParameterError, match="at least one worker"):
             partsong.fit_distributed(data(), K, method="asyn-sd", engine="mpi")
 

@@ -414,7 +414,7 @@ def test_time_budget_and_interrupt_keep_the_model():
     model = partsong.NMF(10, tol=0, max_iter=10**6, time_budget=0.3, random_state=0)
     began = time.perf_counter()
     model.fit(X)
-    assert model.outcome_ is Outcome.TIME_SPENT
+    assert model.outcome_ is Outcome.TIME_LIMIT
     assert time.perf_counter() - began < 20
     assert model.explained_variance_ > 0.5
 
@@ -576,7 +576,7 @@ def test_columns_that_are_numbered_have_no_names():
     [(np.ma.masked_less(planted(), 0.1), r"masked value.*filled\(0\)"), (planted() * 1j, r"Complex.*abs\(X\)"),
      (sp.csr_array(planted() * 1j), r"Complex.*abs\(X\)"), ([[1, 2], [3]], "rows are samples, all of one length"),
      ("data.csv", r"partsong.read\(path\)"), (np.zeros((2, 2), "datetime64[D]"), "not numbers")],
-    ids=["masked", "complex", "sparse complex", "ragged", "path", "dates"],
+    ids=["secure_aggregation", "complex", "sparse complex", "ragged", "path", "dates"],
 )  # fmt: skip
 def test_what_is_no_matrix_comes_with_a_remedy(bad, remedy):
     fitted = partsong.NMF(2, max_iter=2).fit(planted())

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from method_tables import EVERY, LOCAL_STEPS, METHODS, ONE_SHOT, STARTS
+from method_tables import EVERY, INIT_MODES, LOCAL_STEPS, METHODS, ONE_SHOT
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
@@ -319,7 +319,8 @@ def test_the_rank_is_that_of_the_program_or_nmfs_own():
     [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": Consensus}, {"start": "alone"},
      {"rounds": 0}, {"rounds": True}, {"local_steps": "3"}, {"n_jobs": "2"}, {"n_jobs": 0}, {"n_jobs": -3},
      {"verbose": "x"}, {"tol": "a"}, {"tol": None}, {"time_budget": "x"}, {"dtype": "foo"}, {"dtype": int},
-     {"random_state": "a"}, {"faulty": "leave-out"}, {"faulty": None}, {"faulty": np.array(["stop", "stop"])}],
+     {"random_state": "a"}, {"on_party_error": "leave out"}, {"on_party_error": None},
+     {"on_party_error": np.array(["raise", "skip"])}],
     ids=str,
 )  # fmt: skip
 def test_senseless_settings_are_refused_by_name(settings):
@@ -393,7 +394,7 @@ def test_streams_are_named():
 
 def test_independent_starts_disagree_on_the_order_of_parts():
     common = partsong.FederatedNMF(4, method="fedavg", local_steps=50, rounds=2, random_state=0).fit(parts())
-    settings = {"method": "fedavg", "local_steps": 50, "rounds": 2, "random_state": 0, "start": "independent"}
+    settings = {"method": "fedavg", "local_steps": 50, "rounds": 2, "random_state": 0, "init_mode": "local"}
     independent = partsong.FederatedNMF(4, **settings).fit(parts())
     assert common.relative_error_ < independent.relative_error_
 
@@ -408,7 +409,7 @@ def skewed(seed=0):
 @pytest.mark.parametrize("start", ["common", "independent"])
 def test_every_method_by_name(method, start):
     X = skewed()
-    if start not in STARTS[method]:
+    if start not in INIT_MODES[method]:
         with pytest.raises(ParameterError, match=r"one start for all|start of its own"):
             partsong.FederatedNMF(4, method=method, start=start).fit(np.array_split(X, 4))
         return
@@ -434,16 +435,16 @@ def test_every_method_by_name(method, start):
     assert model.transform(X[:5]).shape == (5, 4)
 
 
-@pytest.mark.parametrize("method", ["fnmf", "fnmf-alone"])
+@pytest.mark.parametrize("method", ["fnmf", "fnmf-local"])
 def test_fnmf_needs_two_rounds_where_averages_fail(method):
     X = skewed(2)
     parts = np.array_split(X, 6)
-    settings = {"rounds": 2, "local_steps": 300, "start": "independent", "tol": 0, "random_state": 1}
+    settings = {"rounds": 2, "local_steps": 300, "init_mode": "local", "tol": 0, "random_state": 1}
     pooled = partsong.NMF(4, random_state=0, tol=1e-6, max_iter=300).fit(X).relative_error_
     fnmf = partsong.FederatedNMF(4, method=method, **settings).fit(parts)
     assert fnmf.relative_error_ < 1.1 * pooled
     assert partsong.FederatedNMF(4, method="fedavg", **settings).fit(parts).relative_error_ > 2 * pooled
-    if method == "fnmf-alone":
+    if method == "fnmf-local":
         assert fnmf.history_[-1].aligned_drift < 0.05
 
 
@@ -523,9 +524,9 @@ def test_settings_that_would_be_ignored_are_refused():
     X = np.array_split(skewed(), 3)
     for settings in (
         {"method": "exact", "align": "sinkhorn"},
-        {"method": build("fnmf-alone", 2, align="assignment"), "local_steps": 5},
-        {"method": build("fnmf-alone", 2, align="assignment"), "start": "common"},
-        {"method": build("fnmf-alone", 2, align="assignment"), "align": "nearest"},
+        {"method": build("fnmf-local", 2, align="assignment"), "local_steps": 5},
+        {"method": build("fnmf-local", 2, align="assignment"), "init_mode": "shared"},
+        {"method": build("fnmf-local", 2, align="assignment"), "align": "nearest"},
     ):
         with pytest.raises(ParameterError):
             partsong.FederatedNMF(2, **settings).fit(X)
@@ -809,7 +810,7 @@ def test_pipelines_searches_and_clones():
     )
     assert by_party.fit(np.array_split(X, 6)).best_params_ == {"n_components": 4}, "folds of whole parties"
     model = partsong.FederatedNMF(
-        3, method=build("fnmf-alone", 3, local_steps=5, align="assignment"), rounds=2, random_state=0
+        3, method=build("fnmf-local", 3, local_steps=5, align="assignment"), rounds=2, random_state=0
     )
     fitted = clone(model).fit(np.array_split(X, 3))
     assert clone(fitted).get_params() == model.get_params()
@@ -857,14 +858,14 @@ def test_load_refuses_what_no_federation_has_written(tmp_path):
         {"local_steps": -1},
         {"tol": None},
         {"parties": 0},
-        {"faulty": [1]},
+        {"on_party_error": [1]},
     ):
         save_model(path, replace(model, settings={**model.settings, **wrong}))
         with pytest.raises(FormatError, match=next(iter(wrong))):
             partsong.FederatedNMF.load(path)
 
 
-@pytest.mark.parametrize("method", [*METHODS, build("fnmf-alone", 3, local_steps=5, align="assignment")], ids=str)
+@pytest.mark.parametrize("method", [*METHODS, build("fnmf-local", 3, local_steps=5, align="assignment")], ids=str)
 def test_progress_tells_method_error_and_time_left(method, capsys):
     settings = {"local_steps": 5} if isinstance(method, str) else {}
     model = partsong.FederatedNMF(3, method=method, rounds=3, tol=0, verbose=1, random_state=0, **settings).fit(parts())
@@ -928,7 +929,7 @@ def test_all_penalties_come_back(tmp_path):
         assert (restored.l1, restored.l2) == pytest.approx((own.l1, own.l2))
 
 
-@pytest.mark.parametrize("method", ["exact", "ipalm-once"])
+@pytest.mark.parametrize("method", ["exact", "one-shot-ipalm"])
 def test_rounds_are_those_allowed_and_iterations_those_made(method, tmp_path):
     path = tmp_path / "m.safetensors"
     allowed = 60 if method == "exact" else 1
@@ -965,7 +966,7 @@ def test_what_a_caller_does_between_rounds_is_not_in_the_time_budget(monkeypatch
     now[0] += 100.0
     for _ in rounds:
         now[0] += 100.0
-    assert model.outcome_ is plain.outcome_ is Outcome.TIME_SPENT
+    assert model.outcome_ is plain.outcome_ is Outcome.TIME_LIMIT
     assert [row.seconds for row in model.history_] == [row.seconds for row in plain.history_] == [1, 2, 3, 4]
 
 
@@ -1037,7 +1038,7 @@ def test_a_party_that_knows_nothing_is_named():
         with pytest.raises(DataError, match="In party 'b': No cell of this party is known"):
             partsong.FederatedNMF(3, **GAME).fit([dense[0], nothing], names=["a", "b"])
     with pytest.warns(LeftOutWarning, match="No cell of this party is known"):
-        model = partsong.FederatedNMF(3, **{**GAME, "rounds": 3}, faulty="leave out").fit([*dense, nothing])
+        model = partsong.FederatedNMF(3, **{**GAME, "rounds": 3}, on_party_error="skip").fit([*dense, nothing])
     assert model.n_parties_ == 3
     for value, why in ((-1.0, "Negative"), (np.inf, "Infinite")):
         bad = np.where(np.arange(dense[1].size).reshape(dense[1].shape) == 7, value, dense[1])

@@ -13,12 +13,12 @@ def parts(seed=0):
     return [rng.random((n, 3)) @ rng.random((3, 12)) + 0.01 for n in (30, 20, 25)]
 
 
-def model(rounds=6, method="fnmf-alone", **more):
+def model(rounds=6, method="fnmf-local", **more):
     settings = {"method": method, "local_steps": 5, "rounds": rounds, "tol": 0, **more}
     return partsong.FederatedNMF(3, **settings)
 
 
-@pytest.mark.parametrize("method", ["exact", "fnmf-alone", "fnmf", "syn-ssd-uv", "asyn-sd", "game"])
+@pytest.mark.parametrize("method", ["exact", "fnmf-local", "fnmf", "syn-ssd-uv", "asyn-sd", "game"])
 def test_a_resumed_run_is_the_uninterrupted_one(method, tmp_path):
     steps = None if method == "exact" else 5
     whole = model(6, method, local_steps=steps, random_state=3).fit(parts(), run_folder=tmp_path / "whole")
@@ -37,7 +37,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(method, tmp_path):
 def test_what_a_folder_holds(tmp_path):
     fitted = model(4, random_state=0).fit(parts(), run_folder=tmp_path / "run", record=True)
     folder = RunFolder(tmp_path / "run")
-    assert folder.settings()["method"] == "fnmf-alone"
+    assert folder.settings()["method"] == "fnmf-local"
     assert folder.settings()["seed"] == 0
     assert folder.result()["iterations"] == 4
     assert folder.result()["relative_error"] == fitted.relative_error_

@@ -119,7 +119,7 @@ def forms_of(values, unknown):
         "csr": stored,
         "csc": stored.tocsc(),
         "coo": stored.tocoo(),
-        "masked": np.ma.array(values, mask=unknown),
+        "secure_aggregation": np.ma.array(values, mask=unknown),
     }
 
 

@@ -1,4 +1,4 @@
-"""FederatedNMF(faulty="leave out"): a fit without faulty parties is a fit of the others, and says whom it lacks."""
+"""FederatedNMF(on_party_error="skip"): a fit without faulty parties is a fit of the others, and says whom it lacks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_without_usable_data_a_party_is_not_there(method, fault):
     with pytest.raises(PartsongError, match=r"'b'|b: 14"):
         partsong.FederatedNMF(3, **settings).fit(bad)
     with pytest.warns(LeftOutWarning, match=f"Party 'b' is left out of this run.*({words})") as told:
-        model = partsong.FederatedNMF(3, faulty="leave out", **settings).fit(bad)
+        model = partsong.FederatedNMF(3, on_party_error="skip", **settings).fit(bad)
     assert len(told) == 1
     plain = partsong.FederatedNMF(3, **settings).fit(others)
     assert_array_equal(model.components_, plain.components_)
@@ -75,7 +75,7 @@ def test_without_usable_data_a_party_is_not_there(method, fault):
 @pytest.mark.parametrize("method", METHODS)
 def test_where_nobody_is_faulty_nothing_changes(method):
     settings = {"method": method, **SETTINGS}
-    model = partsong.FederatedNMF(3, faulty="leave out", **settings).fit(parts())
+    model = partsong.FederatedNMF(3, on_party_error="skip", **settings).fit(parts())
     assert_array_equal(model.components_, partsong.FederatedNMF(3, **settings).fit(parts()).components_)
     assert model.left_out_ == []
 
@@ -88,11 +88,13 @@ def test_whose_columns_are_odd_is_no_matter_of_order():
     frames["c"] = frames["c"][names[::-1]]
     for order in list(permutations("abcd"))[::5]:
         with pytest.warns(LeftOutWarning, match="'b' lacks column g3 and has other column other, compared with"):
-            model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit({name: frames[name] for name in order})
+            model = partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS).fit(
+                {name: frames[name] for name in order}
+            )
         assert set(model.parties_) == set("acd")
     two = {name: frames[name] for name in "ab"}
     with pytest.raises(FeatureError, match=r"as many like 'a' as like 'b'.*cannot be told"):
-        partsong.FederatedNMF(3, faulty="leave out").fit(two)
+        partsong.FederatedNMF(3, on_party_error="skip").fit(two)
 
 
 def test_most_decide_by_number_and_then_by_name():
@@ -131,7 +133,7 @@ def test_why_zeros_are_refused_is_true_of_every_method(method):
 def test_somebody_has_to_be_left():
     X = parts()
     with pytest.raises(PartyError, match=r"Nobody is left: the data of all 2 parties are faulty.* 'party-01': NaN"):
-        partsong.FederatedNMF(3, faulty="leave out").fit([with_nan(X[0]), X[1][:0]])
+        partsong.FederatedNMF(3, on_party_error="skip").fit([with_nan(X[0]), X[1][:0]])
 
 
 def test_the_precision_is_that_of_those_who_stay():
@@ -139,14 +141,14 @@ def test_the_precision_is_that_of_those_who_stay():
     X[1] = with_nan(X[1].astype(np.float64))
     X[2] = X[2] * np.float32(1e18)  # too large for sums of squares in float32
     with pytest.warns(LeftOutWarning) as told:
-        model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit(X)
+        model = partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS).fit(X)
     assert sorted(str(warning.message)[:16] for warning in told) == ["Party 'party-02'", "Party 'party-03'"]
     assert model.components_.dtype == np.float32
 
 
 def test_weights_are_those_of_who_is_there():
     X = parts()
-    model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS)
+    model = partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS)
     bad = [X[0], with_nan(X[1]), X[2], X[3]]
     with pytest.warns(LeftOutWarning):
         listed = model.fit_transform(bad, names=iter("abcd"))
@@ -192,23 +194,23 @@ def test_a_refused_upload_is_told_once_and_listed_round_by_round():
     X = dict(zip("abcd", parts(), strict=True))
     program = Faulty(build("exact", 3, local_steps=5), frozenset({2, 4}), [])
     with pytest.warns(LeftOutWarning, match=r"'b' is left out of round 2, and asked again in the next\. .*NaN") as told:
-        model = partsong.FederatedNMF(method=program, faulty="leave out", **SETTINGS).fit(X)
+        model = partsong.FederatedNMF(method=program, on_party_error="skip", **SETTINGS).fit(X)
     assert len(told) == 1
-    assert "faulty=" not in str(told[0].message), "there is nothing left to ask for"
+    assert "on_party_error=" not in str(told[0].message), "there is nothing left to ask for"
     assert left_out(model) == [(2, "b"), (4, "b")]
     assert all("sent what cannot be used" in entry.reason for entry in model.left_out_)
     assert [row.parties for row in model.history_] == [4, 3, 4, 3]
     assert model.parties_ == list("abcd")
     with pytest.raises(UploadError, match="Party 'b'") as caught:
         partsong.FederatedNMF(method=Faulty(program.inner, frozenset({1}), []), **SETTINGS).fit(X)
-    assert any("--faulty leave-out" in note for note in caught.value.__notes__)
+    assert any("--on-party-error skip" in note for note in caught.value.__notes__)
 
 
 def test_rounds_one_at_a_time_tell_the_same():
     X = dict(zip("abcd", parts(), strict=True))
     X["c"] = with_nan(X["c"])
     model = partsong.FederatedNMF(
-        method=Faulty(build("exact", 3, local_steps=5), frozenset({2}), []), faulty="leave out", **SETTINGS
+        method=Faulty(build("exact", 3, local_steps=5), frozenset({2}), []), on_party_error="skip", **SETTINGS
     )
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -219,16 +221,16 @@ def test_rounds_one_at_a_time_tell_the_same():
 
 
 def test_save_and_load_remember_it(tmp_path):
-    model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit(parts())
+    model = partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS).fit(parts())
     model.save(tmp_path / "m.safetensors")
-    assert partsong.FederatedNMF.load(tmp_path / "m.safetensors").faulty == "leave out"
+    assert partsong.FederatedNMF.load(tmp_path / "m.safetensors").on_party_error == "skip"
 
 
 def test_a_mistake_of_the_caller_is_no_fault_of_a_party():
     with pytest.raises(PartsongError, match="names were given"):
-        partsong.FederatedNMF(3, faulty="leave out").fit(parts(), names=["a"])
+        partsong.FederatedNMF(3, on_party_error="skip").fit(parts(), names=["a"])
     with pytest.raises(DataError, match="NaN"):
-        partsong.FederatedNMF(3, faulty="stop").fit([with_nan(parts()[0])])
+        partsong.FederatedNMF(3, on_party_error="raise").fit([with_nan(parts()[0])])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -251,7 +253,7 @@ def test_one_tensor_among_arrays_is_left_out_and_two_kinds_of_as_many_are_not_to
     X = dict(zip("abcd", parts(), strict=True))
     odd = {**X, "b": torch.from_numpy(X["b"])}
     with pytest.warns(LeftOutWarning, match=r"'b' is left out .* torch on cpu, and most with NumPy"):
-        model = partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit(odd)
+        model = partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS).fit(odd)
     assert model.parties_ == ["a", "c", "d"]
     with pytest.raises(CompositionError, match="compute in one place"):
-        partsong.FederatedNMF(3, faulty="leave out", **SETTINGS).fit({**odd, "a": torch.from_numpy(X["a"])})
+        partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS).fit({**odd, "a": torch.from_numpy(X["a"])})

@@ -58,7 +58,7 @@ class TestSpending:
 
     @pytest.mark.parametrize("masked", [False, True])
     def test_rows_too_with_and_without_masks(self, parts, masked):
-        model = fitted(parts, ROWS, masked=masked)
+        model = fitted(parts, ROWS, secure_aggregation=masked)
         assert 2.99 <= model.epsilon_spent_ <= 3.0
         assert model.privacy_report_["unit"] == "row"
         assert model.privacy_report_["relation"] == "add-or-remove"
@@ -78,13 +78,13 @@ class TestSpending:
         privacy = PartyPrivacy(3.0, noise_multiplier=5.0)
         model = fitted(parts, privacy, method="fedavg", rounds=50)
         release = Release("gaussian", 5.0)
-        assert model.outcome_ is Outcome.BUDGET_SPENT
+        assert model.outcome_ is Outcome.PRIVACY_BUDGET_EXHAUSTED
         assert model.epsilon_spent_ <= 3.0 < Ledger().after(release, model.n_iter_ + 1).epsilon(1e-5)
 
     def test_leaving_out_does_not_change_that(self, parts):
         privacy = PartyPrivacy(3.0, noise_multiplier=5.0)
-        model = fitted(parts, privacy, method="fedavg", rounds=50, faulty="leave out")
-        assert model.outcome_ is Outcome.BUDGET_SPENT
+        model = fitted(parts, privacy, method="fedavg", rounds=50, on_party_error="skip")
+        assert model.outcome_ is Outcome.PRIVACY_BUDGET_EXHAUSTED
         assert model.epsilon_spent_ <= 3.0
 
     def test_earlier_runs_count(self, parts):
@@ -110,7 +110,7 @@ class TestSpending:
     def test_a_party_refuses_by_itself(self, parts):
         program = party_private(build("fedavg", 3, local_steps=10), epsilon=3, delta=1e-5, rounds=2)
         model = FederatedNMF(method=program, rounds=9, random_state=0).fit(parts)
-        assert model.outcome_ is Outcome.BUDGET_SPENT
+        assert model.outcome_ is Outcome.PRIVACY_BUDGET_EXHAUSTED
         assert model.n_iter_ == 2
         assert issubclass(BudgetSpent, RuntimeError)
 
@@ -160,9 +160,14 @@ class TestSpending:
         monkeypatch.setattr(PrivateConsensus, "local", local)
         with pytest.warns(LeftOutWarning):
             model = fitted(
-                parts, PartyPrivacy(3.0, noise_multiplier=5.0), method="fedavg", rounds=50, faulty="leave out", n_jobs=1
+                parts,
+                PartyPrivacy(3.0, noise_multiplier=5.0),
+                method="fedavg",
+                rounds=50,
+                on_party_error="skip",
+                n_jobs=1,
             )
-        assert model.outcome_ is Outcome.BUDGET_SPENT
+        assert model.outcome_ is Outcome.PRIVACY_BUDGET_EXHAUSTED
         assert model.epsilon_spent_ <= 3.0
 
 
@@ -297,16 +302,16 @@ class TestRefused:
 
 
 class TestMasks:
-    @pytest.mark.parametrize("method", ["exact", "fedavg", "fedprox", "syn-sd", "ipalm-once"])
+    @pytest.mark.parametrize("method", ["exact", "fedavg", "fedprox", "syn-sd", "one-shot-ipalm"])
     def test_the_same_model_as_in_the_open(self, parts, method):
         plain = fitted(parts, None, method=method, tol=0, local_steps=3)
-        masked = fitted(parts, None, method=method, tol=0, local_steps=3, masked=True)
+        masked = fitted(parts, None, method=method, tol=0, local_steps=3, secure_aggregation=True)
         np.testing.assert_allclose(masked.components_, plain.components_, atol=1e-6)
 
     def test_bounds_of_ones_own(self, parts):
-        from partsong.secure_aggregation.protocol import MaskedSum
+        from partsong.secure_aggregation.protocol import SecureSum
 
-        masked = fitted(parts, None, tol=0, masked=MaskedSum(bound=2.0**20))
+        masked = fitted(parts, None, tol=0, secure_aggregation=SecureSum(bound=2.0**20))
         np.testing.assert_allclose(masked.components_, fitted(parts, None, tol=0).components_, atol=1e-8)
 
     @pytest.mark.parametrize(
@@ -318,13 +323,13 @@ class TestMasks:
         ],
     )
     def test_no_noise_is_beyond_the_bounds(self, parts, privacy, method):
-        assert fitted(parts, privacy, method=method, rounds=2, masked=True).n_iter_ == 2
+        assert fitted(parts, privacy, method=method, rounds=2, secure_aggregation=True).n_iter_ == 2
 
     def test_bounds_that_noise_may_exceed_are_refused_at_once(self, parts):
-        from partsong.secure_aggregation.protocol import MaskedSum
+        from partsong.secure_aggregation.protocol import SecureSum
 
         with pytest.raises(ParameterError, match="depend on the data"):
-            fitted(parts, PARTIES, method="fedavg", masked=MaskedSum(bound=100.0))
+            fitted(parts, PARTIES, method="fedavg", secure_aggregation=SecureSum(bound=100.0))
 
     @pytest.mark.parametrize("n_parties", [3, 4, 5, 8, 100, 512, 1023])
     def test_sums_of_noise_shares_are_not_rounded_and_leave_enough_honest_parties(self, n_parties):
@@ -363,15 +368,15 @@ class TestMasks:
 
     def test_two_parties_are_too_few(self, parts):
         with pytest.raises(ParameterError, match="at least 3"):
-            fitted(parts[:2], None, masked=True)
+            fitted(parts[:2], None, secure_aggregation=True)
 
     def test_what_is_no_sum_cannot_be_masked(self, parts):
         with pytest.raises(CompositionError, match="individual uploads"):
-            fitted(parts, None, method="fnmf-alone", masked=True, local_steps=2)
+            fitted(parts, None, method="fnmf-local", secure_aggregation=True, local_steps=2)
         with pytest.raises(ParameterError, match="one party at a time"):
-            fitted(parts, None, method="asyn-sd", masked=True)
+            fitted(parts, None, method="asyn-sd", secure_aggregation=True)
         with pytest.raises(ParameterError, match="masked must be"):
-            fitted(parts, None, masked="yes")
+            fitted(parts, None, secure_aggregation="yes")
 
 
 class TestKeeping:
@@ -403,7 +408,7 @@ class TestKeeping:
         [
             {"privacy_spent": "x"},
             {"privacy_spent": {"epsilon_spent": "3"}},
-            {"masked": "no"},
+            {"secure_aggregation": "no"},
             {"privacy": {"unit": []}},
         ],
     )
@@ -428,6 +433,6 @@ class TestKeeping:
     def test_clones(self, parts):
         from sklearn.base import clone
 
-        estimator = FederatedNMF(3, privacy=PARTIES, masked=True)
+        estimator = FederatedNMF(3, privacy=PARTIES, secure_aggregation=True)
         assert clone(estimator).get_params() == estimator.get_params()
         assert PartyPrivacy(1.0).spent == Accounts()

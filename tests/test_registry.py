@@ -48,15 +48,19 @@ from partsong.aggregation.server_update import Relaxation
 from partsong.core.parameters import AtLeast, Steps
 from partsong.methods.averaging import Consensus
 from partsong.methods.registry import Problem, method
-from partsong.methods.starts import COMMON, Start
+from partsong.methods.init_modes import SHARED_INIT, InitMode
 
 
 @method("toy", privacy=("party",))
 def toy(
-    problem: Problem, *, local_steps: Steps = 2, patience: Annotated[float, AtLeast(1)] = 3.0, start: Start = COMMON
+    problem: Problem,
+    *,
+    local_steps: Steps = 2,
+    patience: Annotated[float, AtLeast(1)] = 3.0,
+    init_mode: InitMode = SHARED_INIT,
 ) -> Consensus:
     """Parties iterate twice, and the server moves a part of the way."""
-    return Consensus(problem.rank, steps=local_steps, start=start, server_update=Relaxation(patience))
+    return Consensus(problem.rank, steps=local_steps, init_mode=init_mode, server_update=Relaxation(patience))
 '''
 
 SHOW = """
@@ -67,7 +71,7 @@ from partsong.methods import reference
 
 import toy_method
 import partsong
-from method_tables import METHODS, SENDS_H, STARTS
+from method_tables import METHODS, SENDS_H, INIT_MODES
 from partsong.cli.main import app
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
@@ -86,7 +90,7 @@ print(json.dumps({
     "private": bool(private.epsilon_spent_ <= 3),
     "page": reference.page().split("## toy")[1],
     "table": reference.table().split("toy")[1] != "",
-    "laws": ["toy" in METHODS, "toy" in SENDS_H, STARTS["toy"]],
+    "laws": ["toy" in METHODS, "toy" in SENDS_H, INIT_MODES["toy"]],
 }))
 app(sys.argv[1:])
 """
@@ -223,14 +227,14 @@ def test_options_that_cannot_be_meant_are_refused(settings, match):
 
 
 def test_every_variant_of_the_papers_has_a_name():
-    assert methods.build("fnmf-paper", 3) == methods.build("fnmf-alone", 3, variant="paper", align="assignment")
+    assert methods.build("fnmf-paper", 3) == methods.build("fnmf-local", 3, variant="paper", align="assignment")
     personal = methods.build("fnmf-personal", 3)
     assert isinstance(personal.joining, Personal)
-    assert personal == methods.build("fnmf-alone", 3, synchronisation="personal")
-    assert isinstance(methods.build("fnmf-alone", 3).joining, Overwrite)
-    assert isinstance(methods.build("fnmf-alone", 3, barycenter="hierarchical").aggregation, Hierarchical)
-    assert isinstance(methods.build("fnmf-alone", 3, barycenter="k-means").aggregation, KMeans)
-    kinds = {type(methods.build("fnmf-alone", 3, barycenter=name).aggregation) for name in BARYCENTERS.names}
+    assert personal == methods.build("fnmf-local", 3, synchronisation="personal")
+    assert isinstance(methods.build("fnmf-local", 3).joining, Overwrite)
+    assert isinstance(methods.build("fnmf-local", 3, barycenter="hierarchical").aggregation, Hierarchical)
+    assert isinstance(methods.build("fnmf-local", 3, barycenter="k-means").aggregation, KMeans)
+    kinds = {type(methods.build("fnmf-local", 3, barycenter=name).aggregation) for name in BARYCENTERS.names}
     assert kinds == set(BARYCENTERS.values.values())
     assert FixedPoint in kinds
     assert isinstance(methods.build("secure-dsanls", 3), SketchedStatistics)

@@ -164,10 +164,10 @@ def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end(clock):
         return trained(rounds_of([0.5] * 100, pause=0.03), budget, began=clock.perf_counter(), **more)
 
     run = spend()
-    assert run.outcome is Outcome.TIME_SPENT
+    assert run.outcome is Outcome.TIME_LIMIT
     assert run.history[-1].seconds == pytest.approx(0.18), "no round is begun that the budget does not hold"
     shorter = spend(reserve=lambda done, seconds: 0.1)
-    assert shorter.outcome is Outcome.TIME_SPENT
+    assert shorter.outcome is Outcome.TIME_LIMIT
     assert shorter.history[-1].seconds == pytest.approx(0.09)
 
 
@@ -175,7 +175,7 @@ def test_what_the_caller_does_between_rounds_is_not_in_the_history_but_in_the_bu
     training = Training(began=clock.perf_counter())
     for _ in train(measured(rounds_of([0.5] * 100, pause=0.1)), StoppingRule(0, time_budget=1.0), training):
         clock.sleep(0.2)
-    assert training.outcome is Outcome.TIME_SPENT
+    assert training.outcome is Outcome.TIME_LIMIT
     assert [row.seconds for row in training.history] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
@@ -190,7 +190,7 @@ def test_the_time_that_only_a_simulation_takes_is_not_in_the_history(clock):
     assert run.history[-1].seconds == pytest.approx(0.04)
     budget = StoppingRule(0, time_budget=0.13)
     spent = trained(rounds_of([0.5] * 40), budget, Slow(), began=clock.perf_counter())
-    assert spent.outcome is Outcome.TIME_SPENT, "but a budget is wall time"
+    assert spent.outcome is Outcome.TIME_LIMIT, "but a budget is wall time"
     assert len(spent.history) == 2
 
 
@@ -468,7 +468,7 @@ def test_only_whole_rounds_count_for_convergence():
 def test_runs_end_with_whole_rounds_only():
     thirds = {"ends_round": lambda done: done.index % 3 == 2}
     late = trained(rounds_of([0.9] * 9), StoppingRule(time_budget=1e-9), **thirds)
-    assert (late.outcome, len(late.history), late.best) == (Outcome.TIME_SPENT, 3, 2)
+    assert (late.outcome, len(late.history), late.best) == (Outcome.TIME_LIMIT, 3, 2)
     pressed = Interrupts()
     pressed.count = 1
     wished = follow([0.9] * 9, interrupts=pressed, **thirds)

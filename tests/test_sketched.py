@@ -57,7 +57,7 @@ def test_a_given_start_is_where_it_begins():
 def test_a_spent_budget_keeps_what_was_done():
     X = planted()
     model = partsong.NMF(5, solver="sanls", init="random", time_budget=1e-9, random_state=0).fit(X)
-    assert (model.outcome_, model.n_iter_) == (Outcome.TIME_SPENT, 10)
+    assert (model.outcome_, model.n_iter_) == (Outcome.TIME_LIMIT, 10)
     federated = partsong.FederatedNMF(5, method="syn-ssd-uv", time_budget=1e-9, random_state=0)
     assert federated.fit(np.array_split(X, 3)).n_iter_ == 1
 

@@ -113,9 +113,9 @@ def test_every_method_runs_together_twice_the_same_and_masked_too(method):
     assert all(row.bytes_up > 0 and row.bytes_down > 0 for row in one.history_)
     if method == "fnmf":
         with pytest.raises(ParameterError, match="masks would hide"):
-            fitted(masked=True)
+            fitted(secure_aggregation=True)
     else:
-        assert np.allclose(fitted(masked=True).components_, one.components_, atol=1e-5)
+        assert np.allclose(fitted(secure_aggregation=True).components_, one.components_, atol=1e-5)
 
 
 def test_descents_learn_with_enough_rounds():
@@ -270,7 +270,7 @@ def test_no_rare_word_and_no_text_leaves_a_party(masked, monkeypatch, tmp_path):
     for module in (shared_vocabulary, fitting):
         monkeypatch.setattr(module, "Parallel", Recorder)
     Recorder.sent = []
-    model = partsong.FederatedTopicModel(3, random_state=0, masked=masked).fit(PARTIES)
+    model = partsong.FederatedTopicModel(3, random_state=0, secure_aggregation=masked).fit(PARTIES)
     model.save(tmp_path / "m.safetensors")
     model.to_html(tmp_path / "m.html")
     sent = b"|".join(np.ascontiguousarray(array).tobytes() for array in Recorder.sent)
@@ -325,8 +325,8 @@ def test_sampled_parties_and_adaptive_servers():
     assert partsong.FederatedTopicModel(3, method="fedlda", **settings).fit(PARTIES).n_iter_ == 4
     for more, told in [
         ({"method": "exact"}, "participation=0.5 is for methods"),
-        ({"method": "fednmf", "masked": True}, "at least 3 parties in every round"),
-        ({"method": "fedlda", "masked": True, "participation": 0.8}, "masks would"),
+        ({"method": "fednmf", "secure_aggregation": True}, "at least 3 parties in every round"),
+        ({"method": "fedlda", "secure_aggregation": True, "participation": 0.8}, "masks would"),
     ]:
         with pytest.raises(ParameterError, match=told):
             partsong.FederatedTopicModel(3, **{**settings, **more}).fit(PARTIES)
@@ -417,7 +417,7 @@ def test_longer_words_are_agreed_on_where_they_are_asked_for():
 @pytest.mark.parametrize("weighting", ["tfidf", "counts"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_steps_that_are_too_large_are_told_with_ways_out_that_a_model_has(weighting, masked):
-    settings = {"method": "fednmf-mi", "weighting": weighting, "masked": masked, "counts_words": False}
+    settings = {"method": "fednmf-mi", "weighting": weighting, "secure_aggregation": masked, "counts_words": False}
     settings |= {"vocabulary": [word for topic in PLANTED for word in topic], "random_state": 0, "epochs": 8}
     with pytest.raises(DivergenceError) as caught:
         partsong.FederatedTopicModel(3, rate=1e9, rounds=2, **settings).fit(PARTIES)
@@ -427,7 +427,7 @@ def test_steps_that_are_too_large_are_told_with_ways_out_that_a_model_has(weight
     assert "mi_gradient js" in told
     assert ("weighting tfidf" in told) == (weighting == "counts")
     assert "(party 'eastern', stage 'local', round 0)" in told
-    assert not any(word in told for word in ("faulty", "checkpoint", "shards"))
+    assert not any(word in told for word in ("on_party_error", "checkpoint", "shards"))
     assert partsong.FederatedTopicModel(3, rate=1e-3, rounds=1, **settings).fit(PARTIES).n_iter_ == 1
 
 
@@ -440,7 +440,7 @@ def test_a_fit_that_runs_away_later_is_told_in_the_same_words():
     told = [str(warning.message) for warning in caught]
     assert len(told) == 2
     assert all("a smaller rate, a larger batch or a smaller server_rate" in one for one in told)
-    assert not any(word in one for one in told for word in ("faulty", "checkpoint", "solver"))
+    assert not any(word in one for one in told for word in ("on_party_error", "checkpoint", "solver"))
 
 
 def test_settings_that_make_no_sense_are_refused_by_name():

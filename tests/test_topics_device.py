@@ -76,7 +76,9 @@ def test_programs_masks_and_files_as_by_numpy(far, tmp_path):
     program = fednmf_mi(2, critic="separable", mi_gradient="js", fits_first=True, **QUICK)
 
     def fitted(**more):
-        return partsong.FederatedTopicModel(method=program, masked=True, random_state=0, rounds=2, **more).fit(PARTIES)
+        return partsong.FederatedTopicModel(
+            method=program, secure_aggregation=True, random_state=0, rounds=2, **more
+        ).fit(PARTIES)
 
     here, there = fitted(), fitted(device="cpu")
     assert np.abs(there.components_ - here.components_).max() < 1e-6

@@ -64,7 +64,7 @@ def federation():
 fits = {
     "NMF.fit": lambda: partsong.NMF(2, max_iter=3, random_state=0).fit(X),
     "FederatedNMF.fit": lambda: partsong.FederatedNMF(2, rounds=3, n_jobs=1).fit([X[:15], X[15:]]),
-    "a fit over ranks": lambda: partsong.fit_distributed("x.npy", 2, engine="mpi", max_iter=3, sums="in-order"),
+    "a fit over ranks": lambda: partsong.fit_distributed("x.npy", 2, engine="mpi", max_iter=3, reduce="in-order"),
     "a federation": federation,
     "partsong fit": partsong_fit,
 }

@@ -8,7 +8,8 @@ X ≈ W H; rows are samples; parties own rows; W is private, H is shared.
     >>> import partsong
     >>> model = partsong.NMF(n_components=20).fit(X)                       # rows you hold
     >>> model = partsong.FederatedNMF(20, method="exact").fit([X_1, X_2])  # rows nobody pools
-    >>> private = partsong.FederatedNMF(20, privacy=partsong.RowPrivacy(epsilon=3, row_bound=10.0), masked=True)
+    >>> row_level = partsong.RowPrivacy(epsilon=3, row_bound=10.0)
+    >>> private = partsong.FederatedNMF(20, privacy=row_level, secure_aggregation=True)
     >>> topics = partsong.FederatedTopicModel(50).fit([texts_1, texts_2]).topics()
     >>> print(partsong.compare([X_1, X_2], 20))                            # alone, together, pooled
     >>> fit = partsong.fit_distributed("X.npy", 20)                        # under mpiexec or torchrun

@@ -16,7 +16,8 @@ K, M = 3, 12
 ROWS = {"clinic": 1, "large": 20, "largest": 24}
 """All but one party have at least 4k rows, and more rows than columns."""
 KEYS = {
-    "run", "method", "n_components", "n_features", "attacker", "masked", "exchanges", "compared_with", "verdict",
+    "run", "method", "n_components", "n_features", "attacker", "secure_aggregation", "exchanges", "compared_with",
+    "verdict",
     "parties", "report", "severity", "by_law", "found", "worst_party", "other_runs",
 }  # fmt: skip
 PARTY_KEYS = {
@@ -115,7 +116,7 @@ def test_the_row_is_found_in_every_method_of_which_the_page_says_so(told, fitted
     assert min(found) < most
 
 
-@pytest.mark.parametrize("method", ["fnmf-alone", "fedprox", "syn-ssd-u", "asyn-sd", "asyn-ssd-v", "local-only"])
+@pytest.mark.parametrize("method", ["fnmf-local", "fedprox", "syn-ssd-u", "asyn-sd", "asyn-ssd-v", "local-only"])
 @pytest.mark.parametrize("attacker", ["server", "colluders"])
 def test_where_nothing_can_be_tried_that_is_said(told, fitted, method, attacker):
     said = told("attack", fitted(method), "--attacker", attacker)
@@ -141,9 +142,9 @@ def test_bytes_and_arrays_are_those_of_the_record(told, fitted):
 
 
 def test_masks_leave_sums_and_colluders(told, fitted, parts):
-    run = fitted("exact", "--masked")
+    run = fitted("exact", "--secure-aggregation")
     said = told("attack", run, "--data", parts)
-    assert said["masked"]
+    assert said["secure_aggregation"]
     assert not any(each["recovered"] for each in said["parties"])
     assert "only sums were visible" in of(said, "clinic")["notes"][0]
     assert said["parties"][-1]["is_sum"]
@@ -329,7 +330,7 @@ def test_records_of_earlier_releases_are_read_as_far_as_their_arrays_tell(told, 
 
 
 def test_masked_records_that_were_changed_are_refused(told, fitted):
-    run = fitted("exact", "--masked")
+    run = fitted("exact", "--secure-aggregation")
     set_to(seed=4)(run)
     assert told("attack", run, code=1)["type"] == "FormatError"
 

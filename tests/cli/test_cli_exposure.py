@@ -136,7 +136,7 @@ def test_two_runs_count_together(invoke, told, tmp_path):
     assert both["other_runs"] == ["run-2"]
 
 
-@pytest.mark.parametrize("masked", [(), ("--masked",)], ids=["open", "masked"])
+@pytest.mark.parametrize("masked", [(), ("--secure-aggregation",)], ids=["open", "masked"])
 def test_a_row_that_was_added_between_two_runs_with_one_seed_is_read(invoke, told, tmp_path, masked):
     X = dense(5, 90, 20)
     before = written(tmp_path / "before", X, 3)

@@ -1,4 +1,4 @@
-"""`partsong fit PARTS --faulty leave-out`: a fit without those who cannot take part, gone on with in every way."""
+"""`partsong fit PARTS --on-party-error skip`: a fit without those who cannot take part, gone on with in every way."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from partsong.io.party_folder import read_parts
 from partsong.methods.exact import SharedSums
 
 FIT = ["-k", 3, "--seed", 4, "--tol", 0]
-LEAVE = ["--faulty", "leave-out"]
+LEAVE = ["--on-party-error", "skip"]
 
 
 def components(name):
@@ -70,7 +70,7 @@ def spoil(parts, replace_part):
 def test_a_fit_without_a_faulty_party_is_a_fit_of_the_others(invoke, told, parts, spoil, fault, party):
     tables = {name: table.X for name, table in read_parts(parts).items() if name != party}
     says = spoil(party, fault)
-    for stop in ([], ["--faulty", "stop"]):
+    for stop in ([], ["--on-party-error", "raise"]):
         assert "party-0" in invoke("fit", parts, *FIT, *stop, "-o", "m.safetensors", code=1).stderr
     result = invoke("fit", parts, *FIT, *LEAVE, "--rounds", 4, "-o", "m.safetensors")
     assert f"Warning: Party '{party}' is left out of this run. " in result.stderr
@@ -82,7 +82,7 @@ def test_a_fit_without_a_faulty_party_is_a_fit_of_the_others(invoke, told, parts
     assert says in said["left_out"][party]["reason"]
     estimator = partsong.FederatedNMF(3, rounds=4, tol=0, random_state=4).fit(tables)
     np.testing.assert_array_equal(components("m"), estimator.components_)
-    assert partsong.load_model("m.safetensors").settings["faulty"] == "leave out"
+    assert partsong.load_model("m.safetensors").settings["on_party_error"] == "skip"
 
 
 def test_three_faults_at_once_a_file_that_is_gone_and_nobody_left(told, parts, spoil):
@@ -137,7 +137,7 @@ def test_who_was_not_there_when_a_run_began_does_not_come_later(told, invoke, pa
     again = ["fit", parts, "--resume", "c.ckpt", "--rounds", 7, "-o", "joined.safetensors"]
     assert "began without it" in invoke(*again).stderr
     np.testing.assert_array_equal(components("whole"), components("joined"))
-    assert "another run; these differ: parties" in invoke(*again, "--faulty", "stop", code=1).stderr
+    assert "another run; these differ: parties" in invoke(*again, "--on-party-error", "raise", code=1).stderr
 
 
 def test_a_run_goes_on_without_a_party_that_is_ill_and_with_it_when_it_is_well(told, parts, spoil, replace_part):
@@ -196,7 +196,7 @@ def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts
         seen[:] = ["party-03"] * before
         stopped = invoke("fit", parts, *FIT, "--rounds", 4, "-o", "m.safetensors", code=code).stderr
         assert "Party 'party-03' sent what cannot be used" in stopped
-        assert "--faulty leave-out" in stopped
+        assert "--on-party-error skip" in stopped
 
 
 def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monkeypatch):
@@ -205,7 +205,7 @@ def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monke
     plain = checkpoint.save_run
 
     def older(path, run):
-        settings = {name: value for name, value in run.about["settings"].items() if name != "faulty"}
+        settings = {name: value for name, value in run.about["settings"].items() if name != "on_party_error"}
         plain(path, replace(run, about={**run.about, "settings": settings, "left_out": [[1, 2]]}))
 
     monkeypatch.setattr(checkpoint, "save_run", older)
@@ -215,7 +215,7 @@ def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monke
     assert "odd.ckpt" in odd["error"]
 
     def oldest(path, run):
-        settings = {name: value for name, value in run.about["settings"].items() if name != "faulty"}
+        settings = {name: value for name, value in run.about["settings"].items() if name != "on_party_error"}
         kept = {name: value for name, value in run.about.items() if name != "left_out"}
         plain(path, replace(run, about={**kept, "settings": settings}))
 
@@ -225,5 +225,5 @@ def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monke
 
 
 def test_other_words_and_single_files_are_refused(invoke, parts, data_csv):
-    assert "leave-out" in invoke("fit", parts, "-o", "m.safetensors", "--faulty", "leave out", code=2).stderr
+    assert "skip" in invoke("fit", parts, "-o", "m.safetensors", "--on-party-error", "skip", code=2).stderr
     assert "for a folder of parts" in invoke("fit", data_csv, "-o", "m.safetensors", *LEAVE, code=2).stderr

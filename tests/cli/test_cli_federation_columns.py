@@ -23,7 +23,7 @@ LACKING = "Ferritin"
 def federation(told, tmp_path):
     """By the commands of that page, with the key that sites share and site.toml as it is made; south lacks a column."""
     told("federation", "init", "liver", "--name", "liver", "--address", "nmf.example.org:8443")
-    told("federation", "secret", "-o", "sites.key")
+    told("federation", "shared-key", "-o", "sites.key")
     for number, site in enumerate(SITES):
         columns = [name for name in COLUMNS if site != "south" or name != LACKING]
         rows = np.random.default_rng(number).random((20, len(columns)))
@@ -50,7 +50,7 @@ def conducted(sites, folder, seen):
 
     server = ServerFolder.at(folder / "liver")
     transport = server.signed(InProcess({name: recording(site.answering()) for name, site in sites.items()}))
-    experiment, roster = Experiment("exact", 2, 2, masked=True, mask_bound=1e6), dict(server.roster().keys)
+    experiment, roster = Experiment("exact", 2, 2, secure_aggregation=True, mask_bound=1e6), dict(server.roster().keys)
     return list(run_experiment(experiment, transport, folder / "run", "run-1", roster=roster))
 
 

@@ -136,7 +136,7 @@ def test_the_policy_that_is_made_is_one_and_asks_for_masks(made, told, tmp_path)
     told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
     told("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
     policy = SiteFolder.at(tmp_path / "site-north").policy()
-    assert policy.masked
+    assert policy.secure_aggregation
     assert policy.minimum_parties == 3
 
 
@@ -166,7 +166,7 @@ def test_a_shared_key_is_taken_once_kept_for_its_owner_and_never_told(made, told
     assert "list of likely names" in warned.stderr
     assert "WITHOUT a key" in warned.stdout
     before = (tmp_path / "site-north" / "card.toml").read_bytes()
-    assert told("federation", "secret", "-o", "sites.key") == {"file": "sites.key"}
+    assert told("federation", "shared-key", "-o", "sites.key") == {"file": "sites.key"}
     text = (tmp_path / "sites.key").read_text().strip()
     result = invoke("federation", "join", "north.zip", "--shared-key", "sites.key", "--yes")
     assert "list of likely names" not in result.stderr
@@ -186,7 +186,7 @@ def test_a_shared_key_can_come_from_standard_input_and_is_checked_before_anythin
     from tests.cli.conftest import runner
 
     told("federation", "invite", "north", "--folder", made, "-o", "north.zip")
-    text = told("federation", "secret")["shared_key"]
+    text = told("federation", "shared-key")["shared_key"]
     words = ["federation", "join", "north.zip", "--data", "rows.npy", "--shared-key", "-", "--yes"]
     wrong = runner().invoke(app, words, input=text[:-1] + ("A" if text[-1] != "A" else "B") + "\n")
     assert wrong.exit_code == 1
@@ -195,7 +195,7 @@ def test_a_shared_key_can_come_from_standard_input_and_is_checked_before_anythin
     assert runner().invoke(app, words, input=text.lower() + "\n").exit_code == 0
     assert SiteFolder.at(tmp_path / "site-north").shared_key().text == text
     assert told("federation", "join", "north.zip", "--shared-key", "none", "--yes", code=1)["type"] == "FileError"
-    assert told("federation", "secret", "-o", "rows.npy", code=1)["type"] == "FileError"
+    assert told("federation", "shared-key", "-o", "rows.npy", code=1)["type"] == "FileError"
 
 
 def test_what_is_not_signed_by_the_kit_s_coordinator_is_refused_in_a_site_s_folder(joined, told, tmp_path):

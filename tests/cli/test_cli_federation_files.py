@@ -28,7 +28,7 @@ from partsong.federation.transports.files import requests_in
 from partsong.io.model_file import load_model
 
 SITES = ("east", "north", "south")
-EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 2\nseed = 3\nmasked = true\nmask_bound = 1e6\n'
+EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 2\nseed = 3\nsecure_aggregation = true\nmask_bound = 1e6\n'
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def federation(told, tmp_path):
 @pytest.mark.slow
 def test_a_run_over_files_between_processes_is_that_of_one_process_bit_for_bit(federation, told, tmp_path):
     words = (sys.executable, "-m", "partsong", "federation", "join")
-    more = ("--roster", "liver/roster.toml", "--yes", "--drop", "drop")
+    more = ("--roster", "liver/roster.toml", "--yes", "--exchange-folder", "drop")
     nodes = [subprocess.Popen([*words, f"{site}.zip", *more], stderr=subprocess.DEVNULL) for site in SITES]
     try:
-        over = ("--folder", "liver", "--engine", "files", "--drop", "drop", "--timeout", "60")
+        over = ("--folder", "liver", "--engine", "files", "--exchange-folder", "drop", "--timeout", "60")
         told("federation", "run", "experiment.toml", *over, "-o", "model.safetensors")
     finally:
         for node in nodes:
@@ -75,7 +75,7 @@ def test_a_run_is_not_resumed_once_a_site_was_removed(federation, told, tmp_path
         place = SiteFolder.at(tmp_path / f"site-{site}")
         place.pin(server.roster(), server.roster().fingerprint)
         sites[site] = place.opened().answer
-    over = ("--folder", "liver", "--engine", "files", "--drop", "drop", "--timeout", "1")
+    over = ("--folder", "liver", "--engine", "files", "--exchange-folder", "drop", "--timeout", "1")
     told("federation", "run", "experiment.toml", *over, code=1)
     experiment, place = Experiment.read(tmp_path / "experiment.toml"), server.run("experiment")
     roster = dict(server.roster().keys)
@@ -92,7 +92,9 @@ def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_ma
     for site in SITES:
         place = SiteFolder.at(tmp_path / f"site-{site}")
         place.pin(server.roster(), server.roster().fingerprint)
-        (place.path / "site.toml").write_text("minimum_parties = 3\nmasked = false\nmaximum_rounds = 99999\n")
+        (place.path / "site.toml").write_text(
+            "minimum_parties = 3\nsecure_aggregation = false\nmaximum_rounds = 99999\n"
+        )
         sites[site] = place.opened().answer
     place = server.run("timed")
     place.folder.mkdir()
@@ -100,7 +102,7 @@ def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_ma
     place.settings.write_text("{}")
     ended = run_over(lambda: InProcess(sites), server, place)
     (tmp_path / "timed.toml").write_text(text + "time_budget = 60.0\n")
-    over = ("--folder", "liver", "--engine", "files", "--drop", "drop")
+    over = ("--folder", "liver", "--engine", "files", "--exchange-folder", "drop")
     said = told("federation", "run", "timed.toml", *over, "--resume", code=1)
     assert said["type"] == "ParameterError"
     assert f"after {ended['rounds']} of {3 * 9999} arrivals" in said["error"]
@@ -112,13 +114,13 @@ def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_ma
 
 
 def test_files_and_a_folder_for_them_go_together(federation, told):
-    for words in (("--engine", "files"), ("--drop", "drop")):
+    for words in (("--engine", "files"), ("--exchange-folder", "drop")):
         said = told("federation", "run", "experiment.toml", "--folder", "liver", *words, code=1)
         assert "go together" in said["error"]
 
 
 def test_a_site_that_answers_nothing_over_files_is_lost_and_the_run_can_be_resumed(federation, told):
-    over = ("--folder", "liver", "--engine", "files", "--drop", "drop", "--timeout", "1")
+    over = ("--folder", "liver", "--engine", "files", "--exchange-folder", "drop", "--timeout", "1")
     assert told("federation", "run", "experiment.toml", *over, code=1)["type"] == "SiteLost"
     assert told("federation", "run", "experiment.toml", *over, "--resume", code=1)["type"] == "SiteLost"
 
@@ -158,9 +160,9 @@ def test_stop_ends_the_process_that_works_on_a_run_over_files_also_where_flower_
 @pytest.mark.skipif(os.name != "posix", reason="signals and locks")
 def test_a_run_over_files_that_was_stopped_goes_on(federation, told, tmp_path):
     words = (sys.executable, "-m", "partsong", "federation")
-    over = ("--folder", "liver", "--engine", "files", "--drop", "drop", "--timeout", "60")
+    over = ("--folder", "liver", "--engine", "files", "--exchange-folder", "drop", "--timeout", "60")
     run = subprocess.Popen([*words, "run", "experiment.toml", *over], stderr=subprocess.PIPE, text=True)
-    more = ("--roster", "liver/roster.toml", "--yes", "--drop", "drop")
+    more = ("--roster", "liver/roster.toml", "--yes", "--exchange-folder", "drop")
     nodes = []
     try:
         until = time.monotonic() + 60

@@ -100,7 +100,7 @@ def test_a_run_that_ends_without_a_word_is_started_again(place, monkeypatch):
     control, told = Control(Status("finished", "failed", "why")), []
     with pytest.raises(ServerError, match=r"without a word \(why\)"):
         follow(place, control, monkeypatch, told)
-    assert len(control.started) == following.STARTS
+    assert len(control.started) == following.INIT_MODES
     assert told == [{"starting": place.name}], "once, however often it is started"
 
 
@@ -137,7 +137,7 @@ def test_what_is_left_of_a_run_that_is_over_is_ended_before_it_is_started_again(
     control = Control(Status("finished", "failed"))
     with pytest.raises(ServerError):
         follow(place, control, monkeypatch)
-    assert len(control.started) == following.STARTS
+    assert len(control.started) == following.INIT_MODES
     assert process.wait(5) != 0
 
 

@@ -144,7 +144,17 @@ def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, t
 
 def test_a_run_that_cannot_be_called_after_its_file_is_told_of_name(server, told, tmp_path):
     (tmp_path / "mein versuch.toml").write_text(EXPERIMENT)
-    words = ("federation", "run", "mein versuch.toml", "--folder", server.path, "--engine", "files", "--drop", "drop")
+    words = (
+        "federation",
+        "run",
+        "mein versuch.toml",
+        "--folder",
+        server.path,
+        "--engine",
+        "files",
+        "--exchange-folder",
+        "drop",
+    )
     assert "--name" in told(*words, code=1)["error"]
 
 

@@ -32,8 +32,8 @@ from partsong.federation.wire import Kind, Request
 from partsong.secure_aggregation import crypto
 
 SITES = ("east", "north", "south")
-EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nmasked = true\nmask_bound = {}\n'
-WORDS = ("federation", "run", "first.toml", "--folder", "liver", "--engine", "files", "--drop", "drop")
+EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nsecure_aggregation = true\nmask_bound = {}\n'
+WORDS = ("federation", "run", "first.toml", "--folder", "liver", "--engine", "files", "--exchange-folder", "drop")
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def place(told, tmp_path, monkeypatch):
     for site in SITES:
         folder = SiteFolder.at(tmp_path / f"site-{site}")
         folder.pin(server.roster(), server.roster().fingerprint)
-        (folder.path / "site.toml").write_text("masked = true\nminimum_parties = 3\nminimum_mask_bound = 1e6\n")
+        (folder.path / "site.toml").write_text(
+            "secure_aggregation = true\nminimum_parties = 3\nminimum_mask_bound = 1e6\n"
+        )
         sites[site] = folder.opened().answer
     monkeypatch.setattr(files, "requests_in", lambda *places: InProcess(sites))
     return server.run("first")
@@ -119,7 +121,7 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
         return sites["south"](request)
 
     monkeypatch.setattr(files, "requests_in", lambda *places: InProcess({**sites, "south": lost}))
-    (tmp_path / "first.toml").write_text('method = "exact"\nrank = 2\nrounds = 1\nfaulty = "leave out"\n')
+    (tmp_path / "first.toml").write_text('method = "exact"\nrank = 2\nrounds = 1\non_party_error = "skip"\n')
     first = invoke(*WORDS)
     before, again = place.result.read_bytes(), invoke(*WORDS, "--resume")
     assert "every site that was in it has been told" in again.stdout
@@ -194,12 +196,15 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('method = "fnmf"\nrank = 2\nmasked = true', '"fnmf" cannot be masked.*fnmf-by-sums'),
+        ('method = "fnmf"\nrank = 2\nsecure_aggregation = true', '"fnmf" cannot be masked.*fnmf-by-sums'),
         (
-            'method = "then-exact"\nfirst = "fnmf-alone"\nfirst_rounds = 1\nrank = 2\nmasked = true',
+            'method = "then-exact"\nfirst = "fnmf-local"\nfirst_rounds = 1\nrank = 2\nsecure_aggregation = true',
             "^.*first = .*by-sums",
         ),
-        ('method = "game"\nrank = 2\nmasked = true', 'method = "game" with masked = true: .* alone'),
+        (
+            'method = "game"\nrank = 2\nsecure_aggregation = true',
+            'method = "game" with secure_aggregation = true: .* alone',
+        ),
         (f'method = "exact"\nrank = {10**12}', "rank = 1000000000000 is too large.*Choose far less"),
         (f'method = "exact"\nrank = {10**400}', "rank = 1000.* is too large"),
         (

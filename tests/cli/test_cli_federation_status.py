@@ -153,7 +153,7 @@ def test_a_run_that_was_broken_off_is_told_with_the_way_on(books, invoke, tmp_pa
     place.settings.unlink()
     place.number.write_text("7")
     way_on = shlex.split(invoke(*words).stdout.splitlines()[-1].rpartition(": partsong ")[2])
-    said = invoke(*way_on, "--engine", "files", "--drop", "x", code=1).stderr
+    said = invoke(*way_on, "--engine", "files", "--exchange-folder", "x", code=1).stderr
     assert "No site has been admitted" in said
     place.result.write_text('{"status": "done"}')
     assert "--resume" not in invoke(*words).stdout

@@ -18,7 +18,10 @@ from partsong.io.model_file import load_model
 
 SITES = ("east", "north", "south")
 COMMON = ("liver", "biopsy", "enzyme", "portal")
-EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nmasked = true\nmask_bound = 1e6\n[words]\nweighting = "counts"\n'
+EXPERIMENT = (
+    'method = "exact"\nrank = 2\nrounds = 1\nsecure_aggregation = true\nmask_bound = 1e6\n'
+    '[words]\nweighting = "counts"\n'
+)
 
 
 def texts_of(site):
@@ -40,7 +43,7 @@ def joined(told, tmp_path):
     """Three sites with texts that have joined and were admitted, as far as that goes without a server."""
     write_texts(tmp_path)
     told("federation", "init", "notes", "--name", "notes", "--address", "nmf.example.org:8443")
-    told("federation", "secret", "-o", "sites.key")
+    told("federation", "shared-key", "-o", "sites.key")
     places = {"east": ("east.csv", "--text-column", "note"), "north": ("north.jsonl",), "south": ("south",)}
     for site, words in places.items():
         told("federation", "invite", site, "--folder", "notes", "-o", f"{site}.zip")
@@ -69,7 +72,7 @@ def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, invo
     place = joined.run("first")
     monkeypatch.setattr(files, "requests_in", lambda *places: InProcess(sites))
     (tmp_path / "first.toml").write_text(EXPERIMENT)
-    words = ("federation", "run", "first.toml", "--folder", "notes", "--engine", "files", "--drop", "drop")
+    words = ("federation", "run", "first.toml", "--folder", "notes", "--engine", "files", "--exchange-folder", "drop")
     require_steps_before_exchanges(invoke(*words).stdout, place)
     done = json.loads(place.result.read_text())
     assert (done["status"], done["rounds"]) == ("done", 1)

@@ -165,7 +165,7 @@ def test_sparse_data(told, X, tmp_path):
 
 def test_time_budget(told, data_npy):
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", "--tol", 0, "--max-iter", 10**7, "--time-budget", 0.2)
-    assert said["outcome"] == "time-spent"
+    assert said["outcome"] == "time-limit"
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ PLAIN = {
 GAMES = {
     "as it comes": ([], Game(), {}),
     "raster, leader": (
-        ["--play", "sequential", "--leader", "columns"],
+        ["--game-order", "sequential", "--leader", "columns"],
         Game(Raster(), leader="columns"),
         {"play": "sequential", "leader": "columns"},
     ),
     "random, constant": (
-        ["--play", "random", "--step", "0.05"],
+        ["--game-order", "random", "--step", "0.05"],
         Game(Shuffled(), ConstantStep(0.05)),
         {"play": "random", "step": 0.05},
     ),
@@ -35,7 +35,7 @@ GAMES = {
         {"step": 0.1, "step_decay": 0.01, "self_play": "max", "shrink": 0.99},
     ),
     "at once, min": (
-        ["--play", "simultaneous", "--self-play", "min", "--shrink", 0.9],
+        ["--game-order", "simultaneous", "--self-play", "min", "--shrink", 0.9],
         Game(Simultaneous(), self_play=ShrinkSmallest(0.9)),
         {"play": "simultaneous", "self_play": "min", "shrink": 0.9},
     ),
@@ -85,7 +85,7 @@ def test_a_report_for_people(invoke, data_npy):
 
 
 WRONG = {
-    "no game": (["--play", "random"], "only for --solver game"),
+    "no game": (["--game-order", "random"], "only for --solver game"),
     "no game, missing": (["--solver", "mu", "--missing", "ignore"], "--missing: only for --solver game"),
     "decay alone": (["--solver", "game", "--step-decay", 0.1], "--step-decay needs a number as step"),
     "no step": (["--solver", "game", "--step", "fast"], "or a number above 0; got 'fast'"),
@@ -93,11 +93,11 @@ WRONG = {
     "endless": (["--solver", "game", "--step", "inf"], "--step must be a number above 0; got inf"),
     "shrink alone": (["--solver", "game", "--shrink", 0.5], "--shrink needs self_play"),
     "no share": (["--solver", "game", "--self-play", "min", "--shrink", 1.5], "--shrink"),
-    "leader of all": (["--solver", "game", "--play", "alternating", "--leader", "rows"], "move at once"),
+    "leader of all": (["--solver", "game", "--game-order", "alternating", "--leader", "rows"], "move at once"),
     "penalty": (["--solver", "game", "--alpha-w", 0.1], "A game has no penalties"),
     "penalty on H": (["--solver", "game", "--alpha-h", 0.1], "A game has no penalties"),
     "start": (["--solver", "game", "--missing", "ignore", "--init", "nndsvd"], "--init 'nndsvd' needs all cells"),
-    "near": (["--solver", "game", "--play", "sequentially"], "Did you mean 'sequential'?"),
+    "near": (["--solver", "game", "--game-order", "sequentially"], "Did you mean 'sequential'?"),
     "a method": (["--method", "game"], "Use --solver"),
 }
 
@@ -112,21 +112,21 @@ def test_what_makes_no_sense_is_a_usage_error(invoke, data_npy, case):
 def test_what_makes_no_sense_between_parties(invoke, parts):
     fit = ["fit", parts, "-k", 3, "-o", "m.safetensors"]
     assert "Use --method" in invoke(*fit, "--solver", "game", code=2).stderr
-    assert "moves all players at once" in invoke(*fit, "--method", "game", "--play", "alternating", code=2).stderr
+    assert "moves all players at once" in invoke(*fit, "--method", "game", "--game-order", "alternating", code=2).stderr
     assert "--step is for game" in invoke(*fit, "--method", "fedavg", "--step", 0.1, code=2).stderr
-    assert "one start" in invoke(*fit, "--method", "game", "--start", "independent", code=2).stderr
+    assert "one start" in invoke(*fit, "--method", "game", "--init-mode", "local", code=2).stderr
 
 
 def test_help_has_all_of_it(invoke):
     text = invoke("fit", "--help-all").stdout
-    for flag in ("--play", "--step", "--step-decay", "--self-play", "--shrink", "--leader", "--missing"):
+    for flag in ("--game-order", "--step", "--step-decay", "--self-play", "--shrink", "--leader", "--missing"):
         assert flag in text
 
 
 def test_a_step_that_is_too_large_is_told_with_the_way_out(told, invoke, data_npy, X):
     words = ["fit", data_npy, "-k", 3, "--solver", "game", "--seed", 5, "--max-iter", 20, "-o", "m.safetensors"]
     assert "Take a smaller step, or a safe one." in invoke(*words, "--step", 40, code=1).stderr
-    done = invoke(*words, "--step", 40, "--play", "simultaneous", "--json")
+    done = invoke(*words, "--step", 40, "--game-order", "simultaneous", "--json")
     assert json.loads(done.stdout)["outcome"] == "diverged"
     assert np.isfinite(partsong.load_model("m.safetensors").components).all()
     assert told(*words, "--step", "safe")["outcome"] != "diverged"
@@ -135,7 +135,11 @@ def test_a_step_that_is_too_large_is_told_with_the_way_out(told, invoke, data_np
 class TestGoingOn:
     @pytest.mark.parametrize(
         "words",
-        [[], ["--play", "random", "--step", 0.1, "--step-decay", 0.1], ["--play", "alternating", "--self-play", "max"]],
+        [
+            [],
+            ["--game-order", "random", "--step", 0.1, "--step-decay", 0.1],
+            ["--game-order", "alternating", "--self-play", "max"],
+        ],
     )
     def test_a_file(self, invoke, data_npy, words):
         begin = ["fit", data_npy, "-k", 3, "--seed", 4, "--tol", 0, "--solver", "game", *words, "-q"]
@@ -179,9 +183,9 @@ class TestGoingOn:
         begin = ["fit", data_npy, "-k", 3, "--tol", 0, "--max-iter", 3, "-o", "m.safetensors", "--checkpoint", "c.ckpt"]
         invoke(*begin, "--solver", "game")
         again = ["fit", data_npy, "--resume", "c.ckpt", "-o", "m.safetensors"]
-        refused = invoke(*again, "--step", 0.1, "--play", "random", code=1).stderr
+        refused = invoke(*again, "--step", 0.1, "--game-order", "random", code=1).stderr
         assert "--step (safe there, 0.1 here)" in refused
-        assert "--play (stratified there, random here)" in refused
+        assert "--game-order (stratified there, random here)" in refused
         invoke(*begin)
         assert "only for --solver game" in invoke(*again, "--step", 0.1, code=2).stderr
 
@@ -219,7 +223,7 @@ class TestParts:
             "m.safetensors",
         ]
         plain = told(*words)["relative_error"]
-        for option in (["--play", "random"], ["--step", 0.1], ["--self-play", "max"], ["--leader", "rows"]):
+        for option in (["--game-order", "random"], ["--step", 0.1], ["--self-play", "max"], ["--leader", "rows"]):
             assert told(*words, *option)["relative_error"] != plain
 
     def test_comparison(self, told, parts):

@@ -55,7 +55,7 @@ class TestOverMpi:
 
     @pytest.mark.parametrize("n", [2, 3])
     def test_the_same_bits_as_in_one_process(self, data, n):
-        words = ["--play", "random", "--step", 0.1, "--self-play", "max", "--sums", "in-order"]
+        words = ["--game-order", "random", "--step", 0.1, "--self-play", "max", "--reduce", "in-order"]
         said, model = fit_over(n, data, "x.npy", *FIT, *words, "--weights", "W.npy", "--run-folder", "run")
         game = Game(Shuffled(), ConstantStep(0.1), ShrinkOthers())
         H, error = played_in_one_process(np.load(data / "x.npy"), n, game)
@@ -126,7 +126,7 @@ def over_torch(n, folder, *words):
 
 @needs_torch
 def test_over_torch(data):
-    ends = over_torch(2, data, "x.npy", *FIT, "--sums", "in-order", "--json", "-o", "m.safetensors")
+    ends = over_torch(2, data, "x.npy", *FIT, "--reduce", "in-order", "--json", "-o", "m.safetensors")
     assert [code for _, _, code in ends] == [0, 0], ends
     said = json.loads(ends[0][0])
     H, error = played_in_one_process(np.load(data / "x.npy"), 2, Game())
@@ -138,8 +138,8 @@ def test_over_torch(data):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--method", "exact", "--play", "random"], "has no options"),
-        (["--method", "game", "--play", "simultaneous"], "moves all players at once"),
+        (["--method", "exact", "--game-order", "random"], "has no options"),
+        (["--method", "game", "--game-order", "simultaneous"], "moves all players at once"),
         (["--method", "game", "--alpha-w", 0.1], "no penalties"),
         (["--method", "game", "--step-decay", 0.1], "--step-decay needs a number"),
         (["--solver", "game"], "Use --method"),

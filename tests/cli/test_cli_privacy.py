@@ -1,4 +1,4 @@
-"""`partsong fit` with --epsilon and --masked: what is promised, told, kept, and refused."""
+"""`partsong fit` with --epsilon and --secure-aggregation: what is promised, told, kept, and refused."""
 
 import json
 import tracemalloc
@@ -23,7 +23,7 @@ ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
 PARTY = ["--epsilon", 3, "--unit", "party", "--method", "fedavg"]
 
 
-@pytest.mark.parametrize(("options", "unit"), [(ROW, "row"), (PARTY, "party"), ([*ROW, "--masked"], "row")])
+@pytest.mark.parametrize(("options", "unit"), [(ROW, "row"), (PARTY, "party"), ([*ROW, "--secure-aggregation"], "row")])
 def test_what_is_told(told, parts, options, unit, tmp_path):
     said = told("fit", parts, "-k", 3, "-o", "m.safetensors", "--rounds", 4, "--run-folder", "run", *options)
     assert said["unit"] == unit
@@ -31,7 +31,7 @@ def test_what_is_told(told, parts, options, unit, tmp_path):
     assert 2.99 < said["epsilon_spent"] <= 3
     assert len(said["epsilon_by_party"]) == said["parties"]
     assert said["iterations"] == 4
-    assert said["masked"] is ("--masked" in options)
+    assert said["secure_aggregation"] is ("--secure-aggregation" in options)
     assert "relative_error" in said["simulated"]
     assert json.loads((tmp_path / "run/result.json").read_text())["epsilon_spent"] == said["epsilon_spent"]
     header, *rows = (tmp_path / "run/history.csv").read_text().splitlines()
@@ -41,7 +41,7 @@ def test_what_is_told(told, parts, options, unit, tmp_path):
 
 
 def test_people_are_told_too(invoke, parts):
-    out = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--masked").stdout
+    out = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--secure-aggregation").stdout
     assert "ε = 3 spent at δ = 1e-05, unit row (add-or-remove)" in out
     assert "known in this simulation only" in out
     assert "single uploads were seen by nobody" in out
@@ -77,8 +77,8 @@ def test_party_settings_survive(invoke, parts):
 def test_masks_alone_give_the_model_in_the_open(told, parts):
     begin = ["fit", parts, "-k", 3, "--seed", 4, "--tol", 0, "--rounds", 5]
     plain = told(*begin, "-o", "plain.safetensors")
-    masked = told(*begin, "-o", "masked.safetensors", "--masked", "--masked-bound", 1e6)
-    a, b = (partsong.load_model(f"{name}.safetensors") for name in ("plain", "masked"))
+    masked = told(*begin, "-o", "masked.safetensors", "--secure-aggregation", "--mask-bound", 1e6)
+    a, b = (partsong.load_model(f"{name}.safetensors") for name in ("plain", "secure_aggregation"))
     np.testing.assert_allclose(a.components, b.components, atol=1e-7)
     assert "epsilon_spent" not in masked
     assert masked["bytes_up_per_party"] > plain["bytes_up_per_party"]
@@ -99,7 +99,7 @@ class TestGoingOn:
         begin = ["fit", parts, "-k", 3, *ROW, "--rounds", 6, "--checkpoint", "c.ckpt"]
         _cut_after(2, told, *begin, "-o", "half.safetensors")
         said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
-        assert said["outcome"] == "budget-spent"
+        assert said["outcome"] == "privacy-budget-exhausted"
         assert said["iterations"] == 5
         assert 2.99 < said["epsilon_spent"] <= 3
 
@@ -120,7 +120,7 @@ class TestGoingOn:
             half = json.loads(invoke(*begin, "-o", "half.safetensors", "--json", code=130).stdout)
         assert half["iterations"] == 2
         said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
-        assert (said["outcome"], said["iterations"]) == ("budget-spent", 5)
+        assert (said["outcome"], said["iterations"]) == ("privacy-budget-exhausted", 5)
         assert half["epsilon_spent"] < said["epsilon_spent"] <= 3
 
     def test_going_on_is_noted_before_anything_is_sent(self, told, parts):
@@ -131,7 +131,7 @@ class TestGoingOn:
         with _failing("finish", after=0, error=Killed()), pytest.raises(Killed):
             told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
         said = told("fit", parts, "--resume", "c.ckpt", "-o", "whole.safetensors")
-        assert (said["outcome"], said["iterations"]) == ("budget-spent", 5)
+        assert (said["outcome"], said["iterations"]) == ("privacy-budget-exhausted", 5)
         assert 2.99 < said["epsilon_spent"] <= 3
 
     def test_a_run_goes_on_in_its_own_file(self, invoke, told, parts):
@@ -174,10 +174,10 @@ class TestGoingOn:
         invoke("fit", parts, "--resume", "c.ckpt", "-o", "m.safetensors", code=1)
 
     def test_another_bound_of_masks_is_another_run(self, invoke, told, parts):
-        begin = ["fit", parts, "-k", 3, "--masked", "--rounds", 2]
+        begin = ["fit", parts, "-k", 3, "--secure-aggregation", "--rounds", 2]
         told(*begin, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
-        result = invoke("fit", parts, "--resume", "c.ckpt", "--masked-bound", 5, "-o", "m.safetensors", code=1)
-        assert "--masked" in result.stderr
+        result = invoke("fit", parts, "--resume", "c.ckpt", "--mask-bound", 5, "-o", "m.safetensors", code=1)
+        assert "--secure-aggregation" in result.stderr
 
 
 @contextmanager
@@ -247,9 +247,9 @@ def test_accounts_are_not_overwritten(invoke, parts):
         ([*ROW, "--local-steps", 5], "no place in noisy sums"),
         (["--clip", 1], "needs --epsilon"),
         (["--delta", 1e-6], "needs --epsilon"),
-        (["--masked-bound", 1e6], "needs --masked"),
-        ([*ROW, "--masked", "--masked-bound", 1e6], "follows from --epsilon"),
-        (["--masked", "--method", "asyn-sd"], "one party at a time"),
+        (["--mask-bound", 1e6], "needs --secure-aggregation"),
+        ([*ROW, "--secure-aggregation", "--mask-bound", 1e6], "follows from --epsilon"),
+        (["--secure-aggregation", "--method", "asyn-sd"], "one party at a time"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_read(invoke, parts, options, words):
@@ -262,12 +262,16 @@ def test_one_table_has_no_parties(invoke, data_npy):
 
 
 def test_what_is_no_sum_cannot_be_masked(invoke, parts):
-    result = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", "--masked", "--method", "fnmf-alone", code=1)
+    result = invoke(
+        "fit", parts, "-k", 3, "-o", "m.safetensors", "--secure-aggregation", "--method", "fnmf-local", code=1
+    )
     assert "individual uploads" in result.stderr
 
 
 class TestReport:
-    @pytest.mark.parametrize("options", [[], ["--masked"], ROW, [*ROW, "--masked"], PARTY, ["--method", "game"]])
+    @pytest.mark.parametrize(
+        "options", [[], ["--secure-aggregation"], ROW, [*ROW, "--secure-aggregation"], PARTY, ["--method", "game"]]
+    )
     def test_it_says_what_left_what_it_cost_and_what_an_attacker_makes_of_it(self, told, parts, tmp_path, options):
         said = told("fit", parts, "-k", 3, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html", *options)
         page = (tmp_path / "r.html").read_text()
@@ -279,7 +283,7 @@ class TestReport:
             assert "In this simulation only" in page
         else:
             assert "No noise was added" in page
-        assert ("Single uploads were masked" in page) is ("--masked" in options)
+        assert ("Single uploads were masked" in page) is ("--secure-aggregation" in options)
 
     def test_a_party_of_one_row_is_found_and_said_to_be(self, told, tmp_path):
         np.save("X.npy", np.random.default_rng(1).random((3, 8)))

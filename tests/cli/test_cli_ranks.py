@@ -99,14 +99,14 @@ class TestOverMpi:
     pytestmark = needs_mpi
 
     def test_sums_in_order_and_a_run_folder(self, data):
-        words = ["x.npy", "-k", 3, "--seed", 1, "--max-iter", 8, "--tol", 0, "--sums", "in-order"]
+        words = ["x.npy", "-k", 3, "--seed", 1, "--max-iter", 8, "--tol", 0, "--reduce", "in-order"]
         said, first = fit_over(2, data, *words, "--run-folder", "run")
         again = fit_over(2, data, *words)[1]
-        assert said["sums"] == "in-order"
+        assert said["reduce"] == "in-order"
         assert_array_equal(first.components, again.components)
         assert json.loads((data / "run/result.json").read_text()) == said
         asked = json.loads((data / "run/settings.json").read_text())
-        assert (asked["ranks"], asked["engine"], asked["sums"]) == (2, "mpi", "in-order")
+        assert (asked["ranks"], asked["engine"], asked["reduce"]) == (2, "mpi", "in-order")
         history = (data / "run/history.csv").read_text().splitlines()
         assert len(history) == 9
         kept = partsong.load_model(data / "run/model.safetensors")
@@ -128,7 +128,7 @@ class TestOverMpi:
     @pytest.mark.parametrize("method", slow_but(["syn-sd", "syn-ssd-uv"], "syn-ssd-uv"))
     def test_ranks_as_parties_equal_a_federation_in_one_process(self, method, data):
         settings = ["x.npy", "-k", 4, "--seed", 3, "--max-iter", 6, "--tol", 0, "--method", method]
-        said, model = fit_over(2, data, *settings, "--sums", "in-order")
+        said, model = fit_over(2, data, *settings, "--reduce", "in-order")
         assert said["iterations"] == 6
         X = np.load(data / "x.npy")
         parties = {f"rank-{i:06d}": part for i, part in enumerate((X[:46], X[46:]))}
@@ -150,7 +150,7 @@ class TestOverMpi:
         began = time.monotonic()
         words = ["x.npy", "-k", 4, "--tol", 0, "--max-iter", 10**8, "--time-budget", 8]
         said, model = fit_over(3, data, *words)
-        assert said["outcome"] == "time-spent"
+        assert said["outcome"] == "time-limit"
         assert said["iterations"] == model.settings["iterations"] > 1
         assert time.monotonic() - began < 60
 
@@ -281,7 +281,7 @@ class TestFurtherOptions:
 
 class TestWithoutMpi:
     def test_what_is_for_ranks_alone_is_refused_elsewhere(self, invoke, data_npy, parts):
-        for words in (["--sums", "in-order"], ["--sketch", "count"], ["--sketch-ratio", 0.5], ["--method", "dsanls"]):
+        for words in (["--reduce", "in-order"], ["--sketch", "count"], ["--sketch-ratio", 0.5], ["--method", "dsanls"]):
             for data in (data_npy, parts):
                 assert words[0] in invoke("fit", data, "-k", 2, "-o", "m.safetensors", *words, code=2).stderr
         for value in (0, 1.5):

@@ -66,7 +66,7 @@ class TestArrivals:
         assert not (data / "began-read-0").exists()
         assert [(data / f"began-read-{rank}").read_text() for rank in (1, 2)] == ["(0, 46) None\n", "(46, 91) None\n"]
         said, model = json.loads(done.stdout), partsong.load_model(data / "run/model.safetensors")
-        assert (said["ranks"], said["sums"], said["iterations"]) == (3, None, 31)
+        assert (said["ranks"], said["reduce"], said["iterations"]) == (3, None, 31)
         assert model.settings["iterations"] == 31
         shards = json.loads((data / "W.shards.json").read_text())["shards"]
         assert shards == [
@@ -101,7 +101,7 @@ class TestArrivals:
     def test_a_time_budget_ends_all_ranks(self, data):
         words = ["x.npy", "-k", 4, "--tol", 0, "--max-iter", 10**8, "--time-budget", 8, "--method", "asyn-sd"]
         said, _ = fit_over(3, data, *words)
-        assert said["outcome"] == "time-spent"
+        assert said["outcome"] == "time-limit"
         assert said["iterations"] > 2
         assert said["seconds"] < 16, "twice the budget, on a machine that may be busy"
 
@@ -132,7 +132,7 @@ FAILURES = {
     "more workers than rows": (3, one_row, [], 1, "ParameterError", "1 rows cannot be split over 2 workers"),
     "no file at a worker": (3, no_file_at_a_worker, [], 1, "FileError", "x.npy: there is no such file"),
     "NaN at a worker": (3, nan_at_a_worker, [], 1, "DataError", "in row 80;"),
-    "sums": (2, None, ["--sums", "in-order"], 2, "UsageError", "takes in one rank at a time"),
+    "sums": (2, None, ["--reduce", "in-order"], 2, "UsageError", "takes in one rank at a time"),
     "sketch": (2, None, ["--sketch", "count"], 2, "UsageError", "asyn-ssd-v"),
     "work that fails": (3, None, [], 1, "DataError", "Enough of this."),
 }

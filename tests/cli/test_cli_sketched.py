@@ -38,6 +38,6 @@ def test_sketches_where_nothing_is_sketched_are_a_mistake(invoke, data_npy, part
     refused = invoke("fit", data_npy, "-k", 3, "--sketch", "count", "-o", "m.safetensors", code=2)
     assert "--solver sanls" in refused.stderr
     refused = invoke(
-        "fit", parts, "-k", 3, "--method", "asyn-sd", "--start", "independent", "-o", "m.safetensors", code=2
+        "fit", parts, "-k", 3, "--method", "asyn-sd", "--init-mode", "local", "-o", "m.safetensors", code=2
     )
     assert "one start for all parties" in refused.stderr

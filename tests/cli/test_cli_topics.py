@@ -73,7 +73,7 @@ def test_options_reach_the_model(files, told, tmp_path):
     chosen = ("--method", "fednmf", "--server", "adam", "--participation", 0.7, "--rounds", 2)
     fit = told("topics", "fit", *files, "-k", 2, *chosen, "--vocabulary", "words.txt", "--stop-words", "stop.txt")
     assert (fit["method"], fit["rounds"], fit["n_words"]) == ("fednmf", 2, 9)
-    assert told("topics", "fit", *files, "-k", 2, "--masked", "--rounds", 2)["outcome"] == "max-rounds"
+    assert told("topics", "fit", *files, "-k", 2, "--secure-aggregation", "--rounds", 2)["outcome"] == "max-rounds"
     assert told("topics", "fit", *files, "-k", 2, "--max-words", 6, "--min-parties", 3, "--rounds", 2)["n_words"] == 6
     write(tmp_path / "t.csv", texts_about(0), "title")
     assert told("topics", "fit", "t.csv", "-k", 2, "--text-column", "title", "--rounds", 2)["n_documents"] == 31
@@ -144,7 +144,7 @@ def test_help_names_the_lists_of_stop_words(invoke):
 
 def test_what_makes_no_sense_is_a_usage_error(files, told):
     for words in (
-        ("a.csv", "--masked"),
+        ("a.csv", "--secure-aggregation"),
         ("a.csv", "--method", "exact"),
         ("a.csv", "--server", "adam"),
         ("a.csv", "b.csv", "--method", "lda"),
@@ -212,7 +212,7 @@ def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
         (("a.csv", "-k", 500), "500, but the vocabulary has"),
         (("a.csv", "alien.csv", "--min-documents", 30), "No word meets"),
         (("a.csv", "b.csv", "--min-parties", 3), "--min-parties 3"),
-        (("a.csv", "b.csv", "--masked"), "at least 3 parties"),
+        (("a.csv", "b.csv", "--secure-aggregation"), "at least 3 parties"),
     ):
         failure = told("topics", "fit", *words, code=1)
         assert way_out in failure["error"], failure

@@ -26,7 +26,7 @@ def files(tmp_path):
     ("words", "ways"),
     [
         (("--method", "fednmf", "--rate", "1e9"), ("a smaller rate", "a larger batch")),
-        (("--method", "fednmf", "--rate", "1e9", "--masked"), ("a smaller rate", "a larger batch")),
+        (("--method", "fednmf", "--rate", "1e9", "--secure-aggregation"), ("a smaller rate", "a larger batch")),
         (("--method", "fednmf", "--rate", "1e9", "--weighting", "counts"), ("a smaller rate", "weighting tfidf")),
         (("--method", "fednmf-mi", "--critic-rate", "1e9"), ("a smaller critic_rate", "mi_gradient js")),
         (("--method", "fednmf", "--rate", "1e9", "--server", "yogi"), ("a smaller rate", "a smaller server_rate")),
@@ -37,7 +37,7 @@ def test_steps_that_are_too_large_are_told_with_the_ways_out(words, ways, files,
     shown = invoke(*fit, *words, "-q", code=1).stderr
     for text in (shown, told(*fit, *words, code=1)["error"]):
         assert all(way in text for way in ways)
-        assert not any(word in text for word in ("faulty", "checkpoint", "shards", "in place of counts"))
+        assert not any(word in text for word in ("on_party_error", "checkpoint", "shards", "in place of counts"))
         assert ("tfidf" in text) == ("counts" in words)
     cured = [{"1e9": "1e-3"}.get(word, word) for word in words]
     assert told(*fit, *cured)["outcome"] == "max-rounds"
@@ -49,7 +49,7 @@ def test_steps_that_are_too_large_are_told_with_the_ways_out(words, ways, files,
         (("-k", 9), "--topics", 1),
         (("-k", 2, "--min-parties", 4), "--min-parties", 1),
         (("-k", 2, "--participation", 0.5), "--participation", 1),
-        (("-k", 2, "--method", "fnmf", "--masked"), "--masked", 2),
+        (("-k", 2, "--method", "fnmf", "--secure-aggregation"), "--secure-aggregation", 2),
         (("-k", 2, "--server", "adam"), "--server", 2),
         (("-k", 2, "--method", "fednmf", "--device", "nowhere"), "--device", 2),
         (("-k", 2, "--language", "klingon"), "--language", 2),

@@ -65,7 +65,7 @@ WRONG = [
     ["fit", "parts-of-three", "-o", "m.safetensors", "--solver", "mu"],
     ["fit", "parts-of-three", "-o", "m.safetensors", "--no-header"],
     ["fit", "parts-of-three", "-o", "m.safetensors", "--align", "assignment"],
-    ["fit", "parts-of-three", "-o", "m.safetensors", "--method", "exact", "--start", "independent"],
+    ["fit", "parts-of-three", "-o", "m.safetensors", "--method", "exact", "--init-mode", "local"],
     [*TRANSFORM, "-o", "W.doc"],
     [*TRANSFORM, "-o", "data.npy"],
     [*TRANSFORM, "-o", "W.csv", "--threads", 0],

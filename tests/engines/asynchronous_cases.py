@@ -197,7 +197,7 @@ def agreeing(make, rank, size):
     results["resumed"] = told(run(make(record=True), PROGRAM, own, resume=first[-1].checkpoint))
     results["over"] = told(run(make(record=True), PROGRAM, own, 5, resume=first[-1].checkpoint))
     results["one party"] = told(run(make(), PROGRAM, own[:1])) if size == 2 else []
-    results["refused"] = told(run(make(), Refusing(PROGRAM), own, faulty="leave out"))
+    results["refused"] = told(run(make(), Refusing(PROGRAM), own, on_party_error="skip"))
     for leaver in (0, size - 1):
         left = []
         for done in run(make(), PROGRAM, own, 500):

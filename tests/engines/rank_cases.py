@@ -27,7 +27,7 @@ from partsong.errors import DataError, FileError, PartsongError
 from partsong.methods import build
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian
 
@@ -35,7 +35,7 @@ ROUNDS = 4
 PROGRAMS = {
     "exact": build("exact", 4, accelerate=True, local_steps=5),
     "fedavg": build("fedavg", 4, local_steps=3),
-    "fnmf": build("fnmf-alone", 4, local_steps=3, align="assignment"),
+    "fnmf": build("fnmf-local", 4, local_steps=3, align="assignment"),
     "syn-sd": build("syn-sd", 4, local_steps=3),
 }
 SKETCHED = {
@@ -138,7 +138,7 @@ def masked(make, communicator, as_tensors):
     """Sums under masks, of two parties at each rank: the same as in one process, at every rank and to the bit."""
     rank, shards = communicator.rank, shards_of(2 * communicator.size, as_tensors=as_tensors)
     for name in ("exact", "fedavg"):
-        reduction, program = MaskedSum(bound=1e5), PROGRAMS[name]
+        reduction, program = SecureSum(bound=1e5), PROGRAMS[name]
         known = told(run(Sequential(), program, shards, reduction))
         assert told(run(make(), program, shards[2 * rank : 2 * rank + 2], reduction)) == known, name
 
@@ -148,15 +148,15 @@ def agreeing(make, communicator, as_tensors):
     rank, size = communicator.rank, communicator.size
     own = shards_of(size, as_tensors=as_tensors)[rank : rank + 1]
     results = {name: told(run(make(), program, own)) for name, program in PROGRAMS.items()}
-    results["all-reduce exact"] = told(run(make(sums="all-reduce"), PROGRAMS["exact"], own))
-    results["all-reduce fedavg"] = told(run(make(sums="all-reduce"), PROGRAMS["fedavg"], own))
+    results["all-reduce exact"] = told(run(make(reduce="all-reduce"), PROGRAMS["exact"], own))
+    results["all-reduce fedavg"] = told(run(make(reduce="all-reduce"), PROGRAMS["fedavg"], own))
     blocks = two_sided_shards(size, as_tensors)[rank : rank + 1]
     for name, program in SKETCHED.items():
         results[name] = told_sketches(make(), program, blocks)
-        results[f"all-reduce {name}"] = told_sketches(make(sums="all-reduce"), program, blocks)
+        results[f"all-reduce {name}"] = told_sketches(make(reduce="all-reduce"), program, blocks)
     masked(make, communicator, as_tensors)
     if not as_tensors:
-        results["masked"] = told(run(make(), PROGRAMS["exact"], own, PairwiseMasks()))
+        results["secure_aggregation"] = told(run(make(), PROGRAMS["exact"], own, PairwiseMasks()))
     middle = next(done.checkpoint for done in run(make(), PROGRAMS["exact"], own, rounds=2) if done.index == 1)
     results["own states"] = sorted(middle.parties)
     results["resumed"] = told(run(make(), PROGRAMS["exact"], own, resume=middle))

@@ -112,7 +112,7 @@ class Versions(ProgramBase):
     [
         build("fedavg", 4, local_steps=3),
         build("exact", 4, accelerate=True, local_steps=5),
-        build("fnmf-alone", 4, local_steps=3, align="assignment"),
+        build("fnmf-local", 4, local_steps=3, align="assignment"),
     ],
     ids=["fedavg", "exact", "fnmf"],
 )
@@ -312,12 +312,12 @@ def test_a_fault_stops_the_run_with_the_party_named():
     with pytest.raises(DataError, match="row 3") as caught:
         next(rounds)
     assert any("'p01'" in note and "'local'" in note for note in caught.value.__notes__)
-    assert any("leave out" in note for note in caught.value.__notes__)
+    assert any("skip" in note for note in caught.value.__notes__)
     assert senders_of(done) == [*NAMES, "p00"]
 
 
 def test_a_faulty_party_is_left_out_and_asked_again():
-    rounds = list(run(Asynchronous(EQUAL), Faulty(PROGRAM, ("p01",), 1), shards_of(), 12, faulty="leave out"))
+    rounds = list(run(Asynchronous(EQUAL), Faulty(PROGRAM, ("p01",), 1), shards_of(), 12, on_party_error="skip"))
     refused = [done for done in rounds if done.refused]
     assert [done.index for done in refused] == [4, 7, 10]
     for done in refused:
@@ -334,7 +334,7 @@ def test_a_faulty_party_is_left_out_and_asked_again():
             shards_of(),
             12,
             resume=done.checkpoint,
-            faulty="leave out",
+            on_party_error="skip",
         )
         assert_same_rounds(again, rounds[done.index + 1 :])
 
@@ -343,11 +343,11 @@ def test_a_faulty_party_is_left_out_and_asked_again():
 def test_when_nobodys_latest_piece_was_good_the_run_ends(error, kind):
     program, done = Faulty(PROGRAM, NAMES, 1, error), []
     with pytest.raises(PartyError, match="Nobody is left in round 5: all 3 parties") as caught:
-        done.extend(run(Asynchronous(EQUAL), program, shards_of(), faulty="leave out"))
+        done.extend(run(Asynchronous(EQUAL), program, shards_of(), on_party_error="skip"))
     assert type(caught.value) is kind
     assert [bool(one.refused) for one in done] == [False] * 3 + [True] * 2
     with pytest.raises(PartyError, match="Nobody is left in round 5: all 3"):
-        list(run(Asynchronous(EQUAL), program, shards_of(), faulty="leave out", resume=done[-1].checkpoint))
+        list(run(Asynchronous(EQUAL), program, shards_of(), on_party_error="skip", resume=done[-1].checkpoint))
 
 
 @dataclass(frozen=True)
@@ -374,7 +374,7 @@ class LateStart:
 def test_who_cannot_start_is_asked_again():
     with pytest.raises(DataError, match="not yet"):
         next(run(Asynchronous(EQUAL), LateStart(PROGRAM, []), shards_of()))
-    rounds = list(run(Asynchronous(EQUAL), LateStart(PROGRAM, []), shards_of(), 6, faulty="leave out"))
+    rounds = list(run(Asynchronous(EQUAL), LateStart(PROGRAM, []), shards_of(), 6, on_party_error="skip"))
     assert [done.participants for done in rounds] == [("p00",), (), ("p02",), ("p00",), ("p01",), ("p02",)]
     assert "p01" not in rounds[1].checkpoint.parties
 
@@ -400,7 +400,7 @@ def test_uploads_are_held_to_their_form():
     next(rounds), next(rounds)
     with pytest.raises(DivergenceError, match="'p02' sent what cannot be used"):
         next(rounds)
-    done = list(run(Asynchronous(EQUAL), BadUpload(PROGRAM), shards_of(), 6, faulty="leave out"))
+    done = list(run(Asynchronous(EQUAL), BadUpload(PROGRAM), shards_of(), 6, on_party_error="skip"))
     assert [one.participants for one in done] == [("p00",), ("p01",), ()] * 2
     assert done[-1].checkpoint.parties["p02"].W is None, "its state stands still"
 
@@ -523,7 +523,7 @@ def test_one_worker_is_the_virtual_clock_to_the_bit(tmp_path):
     for what, known in {
         "whole": in_one_process(),
         "resumed": in_one_process()[5:],
-        "refused": in_one_process(cases.Refusing(PROGRAM), record=False, faulty="leave out"),
+        "refused": in_one_process(cases.Refusing(PROGRAM), record=False, on_party_error="skip"),
     }.items():
         assert without(server[what], "states") == without(known, "states")
         assert without(worker[what][:-1], "server") == without(known, "server")
@@ -580,7 +580,7 @@ def check_refusals(server, *workers):
         "program": ("CompositionError", "steps=2"),
         "no shard": ("ParameterError", "rank 1 has none"),
         "shard at rank 0": ("ParameterError", "Rank 0 is the server"),
-        "masked": ("CompositionError", "one upload at a time"),
+        "secure_aggregation": ("CompositionError", "one upload at a time"),
         "enrol": ("DataError", "row 3 is no good"),
         "absent": ("ParameterError", "stragglers"),
         "sweeps": ("CompositionError", "sweeps=1"),

@@ -189,7 +189,7 @@ BREAKING = [
     close_by_hand,
     let_go,
 ]
-STARTS = [rounds, within, again]
+INIT_MODES = [rounds, within, again]
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -217,7 +217,7 @@ def test_an_error_on_the_way_out_is_raised_instead_of_the_callers():
         raise_in_its_block(lambda: Rounds(broken()))
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", INIT_MODES)
 @pytest.mark.parametrize("loop", RAISING)
 def test_a_bare_loop_that_raises_has_broken_out(loop, start, ends):
     with pytest.raises((Tired, SystemExit)):
@@ -225,7 +225,7 @@ def test_a_bare_loop_that_raises_has_broken_out(loop, start, ends):
     assert set(ends) <= {""}
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", INIT_MODES)
 @pytest.mark.parametrize("loop", BREAKING)
 def test_a_caller_that_breaks_out_is_told_from_one_that_raises(loop, start, ends):
     loop(lambda: start(ends))

@@ -62,7 +62,7 @@ def test_ranks_agree_with_sequential_and_on_what_to_refuse(n, tmp_path):
             for mine, other in zip(of_rank[f"all-reduce {name}"], of_rank[name], strict=True):
                 assert_allclose(mine["H"], other["H"], rtol=1e-10, atol=1e-10)
                 assert mine["bytes"] == other["bytes"]
-        assert of_rank["masked"] == sequential(rank_cases.PROGRAMS["exact"], n, reduction=PairwiseMasks())
+        assert of_rank["secure_aggregation"] == sequential(rank_cases.PROGRAMS["exact"], n, reduction=PairwiseMasks())
         for name in ("exact", "fedavg"):
             for mine, known in zip(of_rank[f"all-reduce {name}"], of_rank[name], strict=True):
                 assert_allclose(mine["H"], known["H"], rtol=1e-10, atol=1e-10)

@@ -26,7 +26,7 @@ from partsong.engines.party import Party, PartyState
 from partsong.engines.rounds import run_rounds
 from partsong.errors import DataError, PartsongError, PartyError
 from partsong.methods import build
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 NAMES = ("p00", "p01", "p02", "p03")
 PROGRAMS = {
@@ -34,7 +34,7 @@ PROGRAMS = {
     "fedavg": build("fedavg", 3, local_steps=2),
     "by sums": build("fnmf-by-sums", 3, local_steps=2),
 }
-REDUCTIONS = {"open": InTheOpen(), "pairwise": PairwiseMasks(), "masked": MaskedSum(bound=1e5)}
+REDUCTIONS = {"open": InTheOpen(), "pairwise": PairwiseMasks(), "secure_aggregation": SecureSum(bound=1e5)}
 
 
 class Killed(BaseException):
@@ -223,7 +223,7 @@ def setting(name, reduction, case):
     if case == "absent and silent":
         more = {"absent": {0: frozenset({"p03"})}, "silent": {2: {"p02": REDUCTIONS[reduction].phases - 1}}}
     if case == "left out":
-        program, more = Failing(program), {"faulty": "leave out"}
+        program, more = Failing(program), {"on_party_error": "skip"}
     return program, REDUCTIONS[reduction], Schedule(4, 3, **more)
 
 
@@ -261,7 +261,7 @@ def assert_same_states(network, checkpoint):
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize(
     ("name", "reduction", "case"),
-    [("exact", "open", "left out"), ("fedavg", "masked", "left out"), ("by sums", "pairwise", "whole")],
+    [("exact", "open", "left out"), ("fedavg", "secure_aggregation", "left out"), ("by sums", "pairwise", "whole")],
 )
 def test_a_run_killed_between_any_two_writes_goes_on_to_the_same_bits(name, reduction, case, is_after):
     program, masks, schedule = setting(name, reduction, case)

@@ -35,7 +35,7 @@ from partsong.errors import (
 from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.relay import exact_after
-from partsong.secure_aggregation.protocol import MaskedSum, roster_of
+from partsong.secure_aggregation.protocol import SecureSum, roster_of
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
 PROGRAMS = {
@@ -44,15 +44,15 @@ PROGRAMS = {
     "fedavg": build("fedavg", 4, local_steps=3),
     "fedavg uniform": build("fedavg", 4, local_steps=3, weighted=False),
     "fedprox": build("fedprox", 4, local_steps=3),
-    "fnmf": build("fnmf-alone", 4, local_steps=3, align="assignment"),
-    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=3, align="assignment"),
+    "fnmf": build("fnmf-local", 4, local_steps=3, align="assignment"),
+    "fnmf paper": build("fnmf-local", 4, variant="paper", local_steps=3, align="assignment"),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=3),
-    "fnmf, then exact": exact_after(build("fnmf-alone", 4, local_steps=3, align="assignment"), 2),
+    "fnmf, then exact": exact_after(build("fnmf-local", 4, local_steps=3, align="assignment"), 2),
     "fedlda": FederatedLDA(4, iterations=20),
 }
 SUMS = [name for name, program in PROGRAMS.items() if isinstance(program.aggregation, Reducible) and "then" not in name]
-REDUCTIONS = {"open": InTheOpen(), "masked": PairwiseMasks()}
-MASKED = MaskedSum(bound=1e5)
+REDUCTIONS = {"open": InTheOpen(), "secure_aggregation": PairwiseMasks()}
+MASKED = SecureSum(bound=1e5)
 SEATS = {"one each": [[0], [1], [2], [3], [4]], "unequal": [[3], [0, 4, 1], [2]], "alone": [[0, 1, 2, 3, 4]]}
 
 
@@ -159,7 +159,7 @@ def at_ranks(size, work, world=None):
 
 
 def run(
-    program, groups, rounds=4, reduction=InTheOpen(), sums="in order", resume=None, shards=None, world=None, **more
+    program, groups, rounds=4, reduction=InTheOpen(), reduce="in order", resume=None, shards=None, world=None, **more
 ):
     """The rounds at every rank."""
     seats, schedule = seated(groups, shards), Schedule(rounds, 3, **more)
@@ -167,7 +167,7 @@ def run(
     def work(communicator):
         point = None if resume is None else resume[communicator.rank]
         own = seats[communicator.rank]
-        return list(run_ranks(communicator, program, own, schedule, reduction, point, sums, record=True))
+        return list(run_ranks(communicator, program, own, schedule, reduction, point, reduce, record=True))
 
     return at_ranks(len(groups), work, world)
 
@@ -208,7 +208,7 @@ def test_an_all_reduce_is_sequential_to_rounding(name, dtype):
     shards, tolerance = shards_of(dtype=dtype), 1e-10 if dtype is np.float64 else 1e-3
     reference = sequential(PROGRAMS[name], shards=shards)
     world = World(3)
-    for rounds in run(PROGRAMS[name], SEATS["unequal"], sums="all-reduce", shards=shards, world=world):
+    for rounds in run(PROGRAMS[name], SEATS["unequal"], reduce="all-reduce", shards=shards, world=world):
         for done, known in zip(rounds, reference, strict=True):
             assert_allclose(done.model["H"], known.model["H"], rtol=tolerance, atol=tolerance)
             assert done.model["H"].dtype == known.model["H"].dtype
@@ -220,7 +220,7 @@ def test_an_all_reduce_is_sequential_to_rounding(name, dtype):
 def test_an_all_reduce_falls_back_where_a_rank_has_nothing_to_add():
     absent, silent = {1: frozenset({"p03"})}, {2: {"p03": 0}, 3: {"p00": 0}}
     reference = sequential(PROGRAMS["exact"], absent=absent, silent=silent)
-    for rounds in run(PROGRAMS["exact"], SEATS["unequal"], sums="all-reduce", absent=absent, silent=silent):
+    for rounds in run(PROGRAMS["exact"], SEATS["unequal"], reduce="all-reduce", absent=absent, silent=silent):
         for done, known in zip(rounds, reference, strict=True):
             assert_allclose(done.model["H"], known.model["H"], rtol=1e-10, atol=1e-10)
             assert dict(done.bytes_up) == dict(known.bytes_up)
@@ -239,12 +239,12 @@ class Noisy(InTheOpen):
     [
         (PROGRAMS["fnmf"], InTheOpen(), "reads individual uploads"),
         (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
-        (PROGRAMS["exact"], MASKED, 'take the place of MaskedSum. Use sums="in order"'),
+        (PROGRAMS["exact"], MASKED, 'take the place of SecureSum. Use reduce="in order"'),
         (PROGRAMS["exact"], Noisy(), "something else than the upload"),
     ],
 )
 def test_an_all_reduce_refuses_what_it_would_pass_over(program, reduction, told):
-    for error in run(program, SEATS["unequal"], sums="all-reduce", reduction=reduction):
+    for error in run(program, SEATS["unequal"], reduce="all-reduce", reduction=reduction):
         assert isinstance(error, CompositionError)
         assert told in str(error)
 
@@ -287,7 +287,7 @@ def test_parties_whose_uploads_cannot_be_masked_are_left_out_as_in_sequential():
     def scaled(*names):
         return [replace(s, matrix=as_matrix(s.matrix.X * (1e6 if s.name in names else 1))) for s in shards_of()]
 
-    more = {"reduction": MASKED, "faulty": "leave out"}
+    more = {"reduction": MASKED, "on_party_error": "skip"}
     for names in (("p02",), ("p00", "p02"), ("p03",)):
         reference = sequential(PROGRAMS["exact"], shards=scaled(*names), **more)
         assert all(set(done.refused) == set(names) and len(done.participants) == 5 - len(names) for done in reference)
@@ -430,14 +430,14 @@ def test_a_rank_that_fails_does_not_wait_for_those_who_work_on(monkeypatch):
 @pytest.mark.parametrize("stage", ["start", "nan"])
 def test_faulty_parties_are_left_out_as_in_sequential(stage):
     program = Broken(PROGRAMS["exact"], stage, DataError("row 3 is no good"))
-    reference = sequential(program, faulty="leave out")
+    reference = sequential(program, on_party_error="skip")
     assert "p02" in reference[1].refused
-    for rounds in run(program, SEATS["unequal"], faulty="leave out"):
+    for rounds in run(program, SEATS["unequal"], on_party_error="skip"):
         assert_same_rounds(rounds, reference)
     alone = [shards_of()[2]]
     with pytest.raises(PartyError) as known:
-        sequential(program, shards=alone, faulty="leave out")
-    for error in run(program, [[0]], shards=alone, faulty="leave out"):
+        sequential(program, shards=alone, on_party_error="skip")
+    for error in run(program, [[0]], shards=alone, on_party_error="skip"):
         assert type(error) is known.type
         assert str(error) == str(known.value)
 
@@ -455,9 +455,9 @@ def test_under_masks_the_exchanges_of_a_round_keep_their_company():
         assert str(error) == str(known.value)
     late = replace(Broken(program, "local", DataError("no"), round=1), aggregation=program.aggregation)
     with pytest.raises(PartyError) as known:
-        sequential(late, faulty="leave out", **masked)
+        sequential(late, on_party_error="skip", **masked)
     world = World(3)
-    for error in run(late, SEATS["unequal"], faulty="leave out", world=world, **masked):
+    for error in run(late, SEATS["unequal"], on_party_error="skip", world=world, **masked):
         assert type(error) is known.type
         assert str(error) == str(known.value)
     gathered = sum(kind == "gather" for rank, kind, _ in world.seen if rank == 0)
@@ -469,7 +469,7 @@ def test_where_nobody_is_left_all_ranks_say_so():
         def local(self, shard, party, model):
             raise DataError(f"no data at {shard.name}")
 
-    for error in run(Nobody(PROGRAMS["exact"], "", DataError()), SEATS["unequal"], faulty="leave out"):
+    for error in run(Nobody(PROGRAMS["exact"], "", DataError()), SEATS["unequal"], on_party_error="skip"):
         assert isinstance(error, PartyError)
         assert "all 5 parties are faulty. The first, 'p00': no data at p00" in str(error)
 
@@ -486,11 +486,11 @@ DIFFERENCES = {
     "rounds": (ParameterError, "same schedule", {"rounds": 7}),
     "program": (CompositionError, "same program.*rank=5.* at rank 1", {"program": build("exact", 5, local_steps=5)}),
     "reduction": (CompositionError, "same reduction.*PairwiseMasks", {"reduction": PairwiseMasks()}),
-    "sums": (CompositionError, "same sums.*'all-reduce' at rank 1", {"sums": "all-reduce"}),
+    "sums": (CompositionError, "same sums.*'all-reduce' at rank 1", {"reduce": "all-reduce"}),
     "columns": (CompositionError, "16 columns at ranks 0 and 2, and 15 columns at rank 1", {"width": 15}),
     "twin": (ParameterError, "'p02' is at ranks 1 and 2", {"group": [0, 4, 2]}),
     "nothing": (ParameterError, "at least one shard, but rank 1 has none", {"group": []}),
-    "unknown sums": (ParameterError, "sums must be", {"sums": "by post"}),
+    "unknown sums": (ParameterError, "sums must be", {"reduce": "by post"}),
 }
 
 

@@ -78,7 +78,7 @@ def test_drift_by_position_sees_the_order_and_aligned_drift_does_not() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [build("fnmf-alone", 3, local_steps=5, align="assignment"), build("fedavg", 3, local_steps=2, start="independent")],
+    [build("fnmf-local", 3, local_steps=5, align="assignment"), build("fedavg", 3, local_steps=2, init_mode="local")],
 )
 def test_the_drift_of_a_run_is_the_sum_over_its_parties(program) -> None:
     rng = np.random.default_rng(2)

@@ -41,7 +41,7 @@ from partsong.evaluation.topic_quality import (
     word_vectors,
 )
 from partsong.methods.counts import CooccurrenceSums
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 SHORT = [
     text.split()
@@ -207,7 +207,7 @@ def assert_same_counts(some, other):
     assert_array_equal(some.pairs, other.pairs)
 
 
-@pytest.mark.parametrize("reduction", [InTheOpen(), MaskedSum()], ids=["open", "masked"])
+@pytest.mark.parametrize("reduction", [InTheOpen(), SecureSum()], ids=["open", "masked"])
 @pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=["sequential", "parallel"])
 def test_counts_over_parties_are_those_of_all_documents_exactly(engine, reduction):
     X, shards = federation()
@@ -238,12 +238,12 @@ def test_masked_counts_are_sent_masked_and_of_topic_words_alone():
         assert {name: array.shape for name, array in sent.arrays.items()} == {
             "documents": (1,), "words": (4,), "pairs": (2,),
         }  # fmt: skip
-    _, masked = counted(program, shards, Sequential(record=True), MaskedSum())
+    _, masked = counted(program, shards, Sequential(record=True), SecureSum())
     own = {name: sent["words"].tobytes() for name, _, sent in openly.traffic}
     assert not any(own[name] in array.tobytes() for name, _, sent in masked.traffic for array in sent.arrays.values())
 
 
-@pytest.mark.parametrize("reduction", [InTheOpen(), MaskedSum()], ids=["open", "masked"])
+@pytest.mark.parametrize("reduction", [InTheOpen(), SecureSum()], ids=["open", "masked"])
 def test_counts_are_sent_once(reduction):
     """A second sum without a party would be the first less its counts."""
     _, shards = federation()

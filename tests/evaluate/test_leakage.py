@@ -225,7 +225,7 @@ def test_distributed_nodes_show_rows_of_their_weights():
     [
         (build("fedavg", K, local_steps=10), 1e-10),
         (build("syn-sd", K), 1e-2),
-        (build("fnmf-alone", K, align="assignment"), 0.1),
+        (build("fnmf-local", K, align="assignment"), 0.1),
         (build("fedprox", K), 0.1),
     ],
     ids=["fedavg", "syn-sd", "fnmf", "fedprox"],
@@ -291,14 +291,14 @@ def test_what_all_others_know_is_found_from_the_sum_of_any_program_with_one():
 
 
 def test_masked_uploads_give_nothing_away_by_themselves():
-    from partsong.secure_aggregation.protocol import MaskedSum
+    from partsong.secure_aggregation.protocol import SecureSum
 
     rows, program = parties(1, 20, 20), build("exact", K, local_steps=5)
-    done, layout = recorded(program, rows, 2, reduction=MaskedSum())
+    done, layout = recorded(program, rows, 2, reduction=SecureSum())
     (finding,) = attack([each.traffic for each in done], program, layout, truth=rows)
     assert finding.recovered is None
     assert finding.verdict == "not"
-    assert "masked" in finding.what
+    assert "secure_aggregation" in finding.what
 
 
 def test_noise_is_seen_as_an_error_and_as_doubt():
@@ -372,7 +372,7 @@ def test_all_others_find_what_the_server_does_where_the_sum_tells_the_number_of_
 
 def test_no_sum_is_no_way_in_for_colluders():
     found = findings(
-        run_of(build("fnmf-alone", K, align="assignment"), parties(1, 20, 20), 2), attacker=Attacker.COLLUDERS
+        run_of(build("fnmf-local", K, align="assignment"), parties(1, 20, 20), 2), attacker=Attacker.COLLUDERS
     )
     for each in found:
         assert not each.tried
@@ -381,10 +381,10 @@ def test_no_sum_is_no_way_in_for_colluders():
 
 
 def test_masks_hide_uploads_from_the_server_and_not_from_all_others():
-    from partsong.secure_aggregation.protocol import MaskedSum
+    from partsong.secure_aggregation.protocol import SecureSum
 
     rows, program = parties(1, 20, 20), build("exact", K, local_steps=5)
-    run = run_of(program, rows, 3, MaskedSum(), shards={shard.name: shard for shard in shards_of(rows)})
+    run = run_of(program, rows, 3, SecureSum(), shards={shard.name: shard for shard in shards_of(rows)})
     seen = findings(run, truth=rows)
     assert [each.recovered for each in seen[:3]] == [(), (), ()]
     assert on(findings(run, truth=rows, attacker=Attacker.COLLUDERS), "p0").recovered[0].error < 1e-5
@@ -401,10 +401,10 @@ def test_sums_over_few_rows_are_these_rows():
 
 @pytest.mark.slow
 def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
-    from partsong.secure_aggregation.protocol import MaskedSum
+    from partsong.secure_aggregation.protocol import SecureSum
 
     rows, program = parties(1, 1, 1), build("exact", K, local_steps=5)
-    run = run_of(program, rows, 4, MaskedSum())
+    run = run_of(program, rows, 4, SecureSum())
     together = findings(run, truth=rows)[-1]
     assert together.is_sum
     of_rows = [each for each in together.recovered if each.array == "X"]
@@ -414,16 +414,16 @@ def test_sums_over_few_rows_are_these_rows_in_spite_of_masks():
 
 
 def test_masked_sums_made_again_are_those_of_open_uploads():
-    from partsong.secure_aggregation.protocol import MaskedSum
+    from partsong.secure_aggregation.protocol import SecureSum
 
     rows, program = parties(4, 5, 6), build("fedavg", K, local_steps=10)
-    hidden, shown = run_of(program, rows, 3, MaskedSum()).exchanges(), run_of(program, rows, 3).exchanges()
+    hidden, shown = run_of(program, rows, 3, SecureSum()).exchanges(), run_of(program, rows, 3).exchanges()
     for masked, open_ in zip(hidden, shown, strict=True):
         total = sum(np.asarray(program.aggregation.lift(upload)["H"]) for upload in open_.uploads.values())
         assert_allclose(masked.total["H"], total, atol=1e-6)
         assert_allclose(masked.models["p1"]["H"], open_.models["p1"]["H"], atol=1e-6)
     with pytest.raises(ParameterError, match="do not add up"):
-        replace(run_of(program, rows, 2, MaskedSum()), layout=Layout(("p0", "p1", "p2"), M, SEED + 1)).exchanges()
+        replace(run_of(program, rows, 2, SecureSum()), layout=Layout(("p0", "p1", "p2"), M, SEED + 1)).exchanges()
 
 
 @pytest.mark.parametrize(
@@ -432,18 +432,18 @@ def test_masked_sums_made_again_are_those_of_open_uploads():
     ids=["upload in a batch", "keys", "with one who was not asked", "unmasking"],
 )
 def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed(silent, absent):
-    from partsong.secure_aggregation.protocol import MaskedSum
+    from partsong.secure_aggregation.protocol import SecureSum
 
-    rows, program, phases = parties(1, 8, 8, 8, 8), build("exact", K, local_steps=5), MaskedSum().phases
+    rows, program, phases = parties(1, 8, 8, 8, 8), build("exact", K, local_steps=5), SecureSum().phases
     shards, heard = shards_of(rows), {}
     for index, names in silent.items():
         heard[index] = {name: 0 for name, phase in names.items() if phase < phases - 1}
     masked, shown = (
         Sequential(record=True).run(program, shards, Schedule(3, SEED, absent, who), reduction=reduction)
-        for who, reduction in ((silent, MaskedSum()), (heard, InTheOpen()))
+        for who, reduction in ((silent, SecureSum()), (heard, InTheOpen()))
     )
     layout = Layout.of(shards, SEED)
-    again = RecordedRun([each.traffic for each in masked], program, layout, MaskedSum()).exchanges()
+    again = RecordedRun([each.traffic for each in masked], program, layout, SecureSum()).exchanges()
     known = repeated(again, program, layout, shards)
     for index, (found, done) in enumerate(zip(again, shown, strict=True)):
         assert tuple(found.models) == done.participants

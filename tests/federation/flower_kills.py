@@ -18,11 +18,11 @@ from partsong.federation.server.state import AsyncRunState, Journal
 from partsong.federation.site.plan import plan_of
 from partsong.federation.wire import load_state
 from partsong.privacy.accounting import Ledger, Release
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 MASKED = ("set-up", "upload", "unmasking")
 EPSILON = 8.0
-BATCH = MaskedSum().batch
+BATCH = SecureSum().batch
 """Sums of a set-up; a run with more has two."""
 
 
@@ -53,18 +53,18 @@ class Haunt:
 
 
 ROUNDS = "rounds = {rounds}\n"
-MASKS = PLAIN + ROUNDS + "masked = true\nmask_bound = 1e6\n"
-NOISE = 'method = "fedavg"\nrank = 3\nseed = 5\nlocal_steps = 2\nmasked = true\n' + ROUNDS
+MASKS = PLAIN + ROUNDS + "secure_aggregation = true\nmask_bound = 1e6\n"
+NOISE = 'method = "fedavg"\nrank = 3\nseed = 5\nlocal_steps = 2\nsecure_aggregation = true\n' + ROUNDS
 PROMISE = f'[privacy]\nunit = "party"\nepsilon = {EPSILON}\n'
 ALLOWANCE = '[privacy]\nunit = "party"\nepsilon = 1000.0\ninsecure_noise = true\n'
 ARRIVALS = 'method = "asyn-sd"\nrank = 3\nlocal_steps = 3\nseed = 5\n' + ROUNDS
 
 KINDS = {
     "plain": Haunt((PLAIN + ROUNDS,), (4,)),
-    "masked": Haunt((MASKS,), (4, BATCH + 2), MASKED),
+    "secure_aggregation": Haunt((MASKS,), (4, BATCH + 2), MASKED),
     "private": Haunt((NOISE + PROMISE,), (6,), MASKED, noisy_plan, "minimum_parties = 3\n" + ALLOWANCE, "seeded"),
-    "left out": Haunt((MASKS + 'faulty = "leave out"\n',), (8,), MASKED, names=demo.NAMES, patience=8.0),
-    "asynchronous": Haunt((ARRIVALS + 'faulty = "leave out"\n', ARRIVALS + 'faulty = "stop"\n'), (24,)),
+    "left out": Haunt((MASKS + 'on_party_error = "skip"\n',), (8,), MASKED, names=demo.NAMES, patience=8.0),
+    "asynchronous": Haunt((ARRIVALS + 'on_party_error = "skip"\n', ARRIVALS + 'on_party_error = "raise"\n'), (24,)),
 }
 
 

@@ -48,7 +48,7 @@ def record_of(federation):
 def replayed(federation, program=None):
     """The same by the engine that defines the meaning, with the order that was recorded."""
     plan, record = federation.plan(), record_of(federation)
-    schedule = Schedule(len(record.order), federation.experiment.seed, faulty="leave out")
+    schedule = Schedule(len(record.order), federation.experiment.seed, on_party_error="skip")
     engine = Asynchronous(record.recorded_order())
     return list(engine.run(program or plan.program, shards_of(federation.names), schedule, reduction=plan.reduction))
 
@@ -288,7 +288,7 @@ def away_while(federation, name, first, last):
 
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_site_that_is_gone_holds_up_nobody_and_goes_on_when_it_is_back(tmp_path, is_silent):
-    federation = federation_of(tmp_path, faulty="leave out", rounds=4)
+    federation = federation_of(tmp_path, on_party_error="skip", rounds=4)
     transport = Absent(sites_of(federation), away_while(federation, "north", 2, 8), is_silent=is_silent)
     rounds = list(arrivals_of(federation, transport))
     order = record_of(federation).order
@@ -299,7 +299,7 @@ def test_a_site_that_is_gone_holds_up_nobody_and_goes_on_when_it_is_back(tmp_pat
 
 
 def test_one_site_that_is_there_is_enough(tmp_path):
-    federation = federation_of(tmp_path, faulty="leave out", rounds=4)
+    federation = federation_of(tmp_path, on_party_error="skip", rounds=4)
     transport = Absent(
         sites_of(federation), lambda name, request: name != "east" and request.nonce.kind is Kind.WORK, is_silent=True
     )
@@ -323,7 +323,7 @@ def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes(tmp_path, i
 
 
 def test_where_nobody_is_left_the_run_stops_and_resumes(tmp_path):
-    federation = federation_of(tmp_path, faulty="leave out")
+    federation = federation_of(tmp_path, on_party_error="skip")
     transport = Absent(sites_of(federation), lambda name, request: request.nonce.round == 1, is_silent=True)
     with pytest.raises(PartyError, match="Nobody is left"):
         list(arrivals_of(federation, transport, timeout=0.05))
@@ -332,7 +332,7 @@ def test_where_nobody_is_left_the_run_stops_and_resumes(tmp_path):
 
 
 def test_a_site_that_was_not_there_in_the_beginning_joins(tmp_path):
-    federation = federation_of(tmp_path, faulty="leave out")
+    federation = federation_of(tmp_path, on_party_error="skip")
 
     def is_away(name, request):
         record = record_of(federation)
@@ -357,7 +357,7 @@ def test_a_site_that_was_not_there_in_the_beginning_joins(tmp_path):
 
 
 def test_work_that_comes_to_nothing_is_an_arrival_of_nothing_as_in_one_process(tmp_path):
-    federation = federation_of(tmp_path, faulty="leave out")
+    federation = federation_of(tmp_path, on_party_error="skip")
     watched(federation, lambda name, turn: name == "north" and turn in (0, 2))
     rounds = list(arrivals_of(federation, InProcess(sites_of(federation), by_seed(3))))
     faults = record_of(federation).faults
@@ -384,7 +384,7 @@ def spoiling(federation, name, change):
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -1.0, 1e300])
 def test_numbers_that_are_none_do_not_enter_the_model(tmp_path, number):
-    federation = federation_of(tmp_path, faulty="leave out")
+    federation = federation_of(tmp_path, on_party_error="skip")
 
     def change(reply):
         spoiled = Message({"H": np.full_like(reply.answer["H"], number)}, reply.answer.weight)
@@ -413,7 +413,7 @@ def not_a_number(reply):
 
 @pytest.mark.parametrize("lies_in", [range(99), range(0, 99, 2)], ids=["always", "every other time"])
 def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_path, lies_in):
-    federation = federation_of(tmp_path, faulty="leave out", rounds=4)
+    federation = federation_of(tmp_path, on_party_error="skip", rounds=4)
 
     def change(reply):
         return not_a_number(reply) if reply.nonce.round in lies_in else reply
@@ -423,7 +423,7 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
     record = record_of(federation)
     assert sum(bool(done.participants) for done in rounds) == 12
     told = summary_of(record)
-    assert told["faulty"] == {"north": len(record.faults)}
+    assert told["on_party_error"] == {"north": len(record.faults)}
     assert told["rounds"] == len(rounds) == 12 + len(record.faults)
     if lies_in == range(99):
         assert record.order.count("north") == len(record.faults) == 3
@@ -432,7 +432,7 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
 
 @pytest.mark.parametrize("most", [1000, 8, 7])
 def test_pieces_that_came_to_nothing_are_made_good_within_the_rounds_that_a_site_allows(tmp_path, most):
-    federation = replace(federation_of(tmp_path, faulty="leave out", rounds=2), policy=Policy(maximum_rounds=most))
+    federation = replace(federation_of(tmp_path, on_party_error="skip", rounds=2), policy=Policy(maximum_rounds=most))
 
     def change(reply):
         return not_a_number(reply) if reply.nonce.round in (2, 3) else reply
@@ -451,7 +451,7 @@ def test_pieces_that_came_to_nothing_are_made_good_within_the_rounds_that_a_site
 
 
 def test_a_run_in_which_nothing_that_can_be_used_arrives_ends_with_an_error_and_can_go_on(tmp_path):
-    federation = federation_of(tmp_path, faulty="leave out", time_budget=0.2)
+    federation = federation_of(tmp_path, on_party_error="skip", time_budget=0.2)
     transport = Absent(
         spoiling(federation, "north", not_a_number).sites,
         lambda name, request: name != "north" and request.nonce.kind is Kind.WORK,
@@ -464,7 +464,7 @@ def test_a_run_in_which_nothing_that_can_be_used_arrives_ends_with_an_error_and_
 
 
 def test_a_repeated_reply_is_counted_once(tmp_path):
-    federation, kept = federation_of(tmp_path, faulty="leave out", rounds=4), []
+    federation, kept = federation_of(tmp_path, on_party_error="skip", rounds=4), []
 
     def change(reply):
         kept.append(reply)
@@ -483,7 +483,7 @@ def test_what_a_site_does_not_allow_it_does_not_do_and_others_go_on(tmp_path):
     federation.sites = {"north": federation.site("north", **few)}
     with pytest.raises(SiteRefused, match="'rounds'"):
         list(arrivals_of(federation))
-    other = federation_of(tmp_path / "other", faulty="leave out")
+    other = federation_of(tmp_path / "other", on_party_error="skip")
     other.sites = {"north": other.site("north", **few)}
     rounds = list(arrivals_of(other, other.transport()))
     assert len(rounds) == 9
@@ -493,7 +493,7 @@ def test_what_a_site_does_not_allow_it_does_not_do_and_others_go_on(tmp_path):
 
 
 def test_a_site_restored_from_an_older_copy_answers_nothing_and_others_go_on(tmp_path):
-    federation = federation_of(tmp_path, faulty="leave out")
+    federation = federation_of(tmp_path, on_party_error="skip")
     ledger = tmp_path / "north" / "ledger.jsonl"
     kept = {}
     for done in arrivals_of(federation):
@@ -548,7 +548,7 @@ class Leaving(InProcess):
 
 def test_who_is_at_work_when_a_run_ends_hears_it_and_who_is_gone_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_arrivals, "PARTING", 0.1)
-    federation = federation_of(tmp_path, faulty="leave out", rounds=2)
+    federation = federation_of(tmp_path, on_party_error="skip", rounds=2)
     rounds = list(arrivals_of(federation, Leaving(sites_of(federation)), timeout=30.0))
     assert "cut off" in rounds[-1].refused["north"]
     models = {name: (tmp_path / name / "runs" / "run-1" / "model").exists() for name in federation.names}

@@ -33,7 +33,7 @@ def written(tmp_path, lines):
 
 
 def test_every_message_out_is_in_the_log_with_its_hash(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 1, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, secure_aggregation=True))
     asked = recorded(federation)
     log = list(Chain(federation.site("east").audit.path).lines())
     payloads = [reply for name, _, reply in asked if name == "east"]

@@ -28,7 +28,14 @@ class Unheard(InProcess):
 
 def masked_with(bound):
     return Experiment.from_table(
-        {"method": "exact", "rank": 2, "rounds": 2, "masked": True, "faulty": "leave out", "mask_bound": bound}
+        {
+            "method": "exact",
+            "rank": 2,
+            "rounds": 2,
+            "secure_aggregation": True,
+            "on_party_error": "skip",
+            "mask_bound": bound,
+        }
     )
 
 

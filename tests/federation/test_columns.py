@@ -78,7 +78,7 @@ def test_a_site_that_lacks_columns_reads_their_names_in_its_log_unless_nobody_te
 
 
 def test_a_site_that_is_left_out_for_a_column_is_told_its_name_once(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 3, faulty="leave out"))
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, on_party_error="skip"))
     federation.sites = {name: federation.site(name, roster=roster_of(federation.names)) for name in federation.names}
     less = Data(rows_of("north")[:, :11], COLUMNS[:11], secret_of("north"))
     federation.sites["north"] = replace(federation.sites["north"], data=less)

@@ -46,7 +46,7 @@ NOISY = {
 OVER_TEXTS = {
     **OF_EVERY_RUN,
     "rows": Policy(minimum_rows=25),
-    "masks": Policy(masked=True),
+    "masks": Policy(secure_aggregation=True),
     "mask-bound": Policy(minimum_mask_bound=1e20),
     "privacy-needed": Policy(privacy=PrivacyBudget(1.0)),
     "words": Policy(words=WordPolicy(allowed=False)),
@@ -99,7 +99,7 @@ class Wavering:
 
     def forbidding_in(self, run):
         """In the open no bound is too small."""
-        is_masked = self.federation.experiment.masked or run.endswith(SUFFIX)
+        is_masked = self.federation.experiment.secure_aggregation or run.endswith(SUFFIX)
         return {code: policy for code, policy in self.forbidding.items() if is_masked or code != "mask-bound"}
 
     def note(self, is_right, *told):
@@ -117,12 +117,12 @@ WITH_A_BATCH = ALL | {(Kind.WORK, 2)}
 
 
 def masked(folder):
-    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
+    return Federation(folder, Experiment("exact", 3, 2, secure_aggregation=True, seed=1))
 
 
 def several(folder):
     """Rounds of several exchanges."""
-    return Federation(folder, Experiment("fnmf-by-sums", 3, 2, local_steps=1, masked=True, seed=1))
+    return Federation(folder, Experiment("fnmf-by-sums", 3, 2, local_steps=1, secure_aggregation=True, seed=1))
 
 
 def in_the_open(folder):
@@ -137,7 +137,7 @@ def private(folder, **settings):
 
 
 def private_masked(folder):
-    return private(folder, masked=True)
+    return private(folder, secure_aggregation=True)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def private_masked(folder):
     [
         (masked, PLAIN | UNDER_MASKS, WITH_A_BATCH),
         (private_masked, NOISY | UNDER_MASKS, WITH_A_BATCH),
-        (in_the_open, PLAIN | {"masks": Policy(masked=True)}, {(Kind.START, 0), (Kind.WORK, 0)}),
+        (in_the_open, PLAIN | {"masks": Policy(secure_aggregation=True)}, {(Kind.START, 0), (Kind.WORK, 0)}),
         pytest.param(several, PLAIN | UNDER_MASKS, WITH_A_BATCH, marks=pytest.mark.slow),
     ],
 )
@@ -240,7 +240,7 @@ def test_work_that_was_charged_and_cut_off_is_not_done_after_the_budget_was_cut(
 @pytest.mark.parametrize("phase", [2, 3])
 def test_who_withdraws_in_the_middle_of_a_sum_is_in_it_as_one_who_falls_silent(tmp_path, phase):
     """Before its masked upload has left it is not in the sum; after that it is, if enough others answer."""
-    experiment = Experiment("exact", 3, 2, masked=True, faulty="leave out", seed=1)
+    experiment = Experiment("exact", 3, 2, secure_aggregation=True, on_party_error="skip", seed=1)
     federation = Federation(tmp_path, experiment, NAMES)
 
     def withdrawing(data):
@@ -255,7 +255,7 @@ def test_who_withdraws_in_the_middle_of_a_sum_is_in_it_as_one_who_falls_silent(t
 
 
 def test_no_masked_upload_leaves_for_a_sum_that_has_too_few_parties_already(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 1, masked=True, faulty="leave out"), NAMES)
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, secure_aggregation=True, on_party_error="skip"), NAMES)
     sites = dict(federation.transport().sites)
     strict = federation.site("north", policy=Policy(minimum_parties=4))
 
@@ -272,7 +272,7 @@ def test_no_masked_upload_leaves_for_a_sum_that_has_too_few_parties_already(tmp_
 
 def test_no_shares_leave_for_a_set_up_that_has_too_few_parties_already(tmp_path):
     """Four were asked, and keys of three are passed on: a site hears that before it has dealt."""
-    federation = Federation(tmp_path, Experiment("exact", 3, 1, masked=True), NAMES)
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, secure_aggregation=True), NAMES)
     federation.sites = {"north": federation.site("north", policy=Policy(minimum_parties=4))}
 
     def without_west(name, data):

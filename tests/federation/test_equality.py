@@ -74,7 +74,7 @@ class Deaf(Unreliable):
 @pytest.mark.parametrize(("method", "masked"), METHODS)
 def test_a_federation_is_the_sequential_engine_bit_for_bit(tmp_path, method, masked):
     steps = 2 if method.startswith("syn-ssd") else None
-    federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=steps, masked=masked, seed=3))
+    federation = Federation(tmp_path, Experiment(method, 3, 2, local_steps=steps, secure_aggregation=masked, seed=3))
     rounds = list(federation.rounds())
     assert_same(federation, rounds)
     expected = federation.in_process()
@@ -84,7 +84,7 @@ def test_a_federation_is_the_sequential_engine_bit_for_bit(tmp_path, method, mas
 
 
 def test_every_site_has_the_model_in_the_end_and_no_reply_any_more(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True))
     *_, last = federation.rounds()
     for name in federation.names:
         folder = tmp_path / name / "runs" / "run-1"
@@ -103,7 +103,9 @@ def test_the_server_s_checkpoint_has_no_state_of_a_party(tmp_path):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_site_that_misses_a_round_is_left_out_of_it_and_comes_back(tmp_path, masked):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 3, masked=masked, faulty="leave out"), NAMES)
+    federation = Federation(
+        tmp_path, Experiment("fedavg", 3, 3, secure_aggregation=masked, on_party_error="skip"), NAMES
+    )
 
     def is_lost(name, request):
         return name == "north" and request.nonce.kind is Kind.WORK and request.nonce.round == 1
@@ -121,7 +123,7 @@ def test_a_site_that_misses_a_round_is_left_out_of_it_and_comes_back(tmp_path, m
 @pytest.mark.parametrize("transport", [Unreliable, Deaf])
 @pytest.mark.parametrize(("index", "phase"), [(0, 1), (0, 2), (0, 3), (1, 3)])
 def test_a_site_that_falls_silent_in_a_masked_sum_is_silent_in_process_too(tmp_path, index, phase, transport):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 3, masked=True, faulty="leave out"), NAMES)
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 3, secure_aggregation=True, on_party_error="skip"), NAMES)
 
     def is_lost(name, request):
         return name == "west" and request.nonce.round == index and request.nonce.phase >= phase
@@ -136,7 +138,7 @@ def test_a_site_that_falls_silent_in_a_masked_sum_is_silent_in_process_too(tmp_p
 @pytest.mark.parametrize("transport", [Unreliable, Deaf])
 def test_a_site_that_is_lost_in_a_batch_drops_out_of_the_sum_and_goes_on_from_its_own_work(tmp_path, transport, lost):
     """No sum is begun anew. Whether the site has worked the server hears when it is back; its upload is in no sum."""
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 5, masked=True, faulty="leave out"), NAMES)
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 5, secure_aggregation=True, on_party_error="skip"), NAMES)
 
     def is_lost(name, request):
         return name == "north" and request.nonce.kind is Kind.WORK and request.nonce.round in lost
@@ -178,7 +180,7 @@ class Lossy(InProcess):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_is_lost_and_whenever_the_server_stops_masked_runs_end_with_the_bits_of_one_process(tmp_path, seed):
-    experiment = Experiment("fedavg", 3, 8, local_steps=1, masked=True, seed=seed, faulty="leave out")
+    experiment = Experiment("fedavg", 3, 8, local_steps=1, secure_aggregation=True, seed=seed, on_party_error="skip")
     federation, draw, rounds = Federation(tmp_path, experiment, (*NAMES, "centre")), random.Random(seed), {}
     while len(rounds) < 8:
         with contextlib.suppress(TooFewParties):
@@ -191,7 +193,10 @@ def test_whatever_is_lost_and_whenever_the_server_stops_masked_runs_end_with_the
 
 def test_a_masked_sum_takes_two_exchanges_after_a_set_up_of_two(tmp_path):
     """One set-up for all rounds, and one more for a site that was not in it."""
-    federation, asked = Federation(tmp_path, Experiment("fedavg", 3, 6, masked=True, faulty="leave out"), NAMES), []
+    federation, asked = (
+        Federation(tmp_path, Experiment("fedavg", 3, 6, secure_aggregation=True, on_party_error="skip"), NAMES),
+        [],
+    )
 
     def is_lost(name, request):
         if request.nonce.kind in (Kind.WORK, Kind.REDUCE):
@@ -213,7 +218,7 @@ def test_a_masked_sum_takes_two_exchanges_after_a_set_up_of_two(tmp_path):
 
 def test_who_was_heard_in_a_phase_stays_decided_when_the_server_is_killed(tmp_path):
     """Others have been told who is in the sum: a site that comes back meanwhile stays out of it."""
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, masked=True, faulty="leave out"), NAMES)
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, secure_aggregation=True, on_party_error="skip"), NAMES)
 
     def is_lost(name, request):
         if request.nonce.phase == 2:
@@ -229,7 +234,7 @@ def test_who_was_heard_in_a_phase_stays_decided_when_the_server_is_killed(tmp_pa
 
 
 def test_too_few_for_a_masked_sum_stops_before_anything_is_sent_and_can_be_resumed(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True, faulty="leave out"))
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True, on_party_error="skip"))
 
     def is_lost(name, request):
         return name == "north" and request.nonce.round == 1
@@ -248,7 +253,9 @@ def test_too_few_for_a_masked_sum_stops_before_anything_is_sent_and_can_be_resum
 def test_where_too_few_are_left_it_is_told_how_many_and_who_was_left_out_and_why(tmp_path, minimum, kind):
     """By the reduction before anybody is asked again, or by the policies of those who are."""
     names, policy = NAMES[:minimum], Policy(minimum_parties=minimum)
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True, faulty="leave out"), names, policy)
+    federation = Federation(
+        tmp_path, Experiment("exact", 3, 2, secure_aggregation=True, on_party_error="skip"), names, policy
+    )
 
     def is_lost(name, request):
         return name == "north" and request.nonce.kind is Kind.WORK
@@ -263,7 +270,7 @@ def test_where_too_few_are_left_it_is_told_how_many_and_who_was_left_out_and_why
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("phase", [2, 3])
 def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes_to_the_same_bits(tmp_path, masked, phase):
-    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=masked))
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, secure_aggregation=masked))
 
     def is_lost(name, request):
         return name == "south" and request.nonce.round == 1 and request.nonce.phase == phase * masked
@@ -280,7 +287,7 @@ def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes_to_the_same
 @pytest.mark.parametrize(("index", "phase"), [(0, 0), (1, 2), (1, 3)])
 def test_a_site_that_spoils_a_sum_can_be_left_out_by_plan(tmp_path, index, phase):
     """With its keys, its upload, or its answer to the list of survivors; then its upload stays in the sum."""
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True), NAMES)
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True), NAMES)
 
     def spoiled(data):
         reply = Reply.read(federation.site("north").answer(data))
@@ -303,7 +310,7 @@ def test_a_site_that_spoils_a_sum_can_be_left_out_by_plan(tmp_path, index, phase
 
 
 def test_with_a_pinned_roster_the_bits_are_the_same(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True))
     roster = roster_of(shards_of(federation.names))
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
     rounds = list(
@@ -346,7 +353,7 @@ def test_a_site_that_was_restored_from_an_older_copy_is_noticed_in_another_run(t
     with pytest.raises(SiteRefused, match=r"'north'.*'behind'"):
         list(run_experiment(another(2), federation.transport(), tmp_path / "c", "run-c", **shared))
     released = federation.site("east").ledger.serial
-    without = replace(another(3), faulty="leave out")
+    without = replace(another(3), on_party_error="skip")
     rounds = list(run_experiment(without, federation.transport(), tmp_path / "d", "run-d", **shared))
     assert all("north" not in done.participants for done in rounds)
     assert federation.site("east").ledger.serial > released
@@ -392,24 +399,24 @@ OFFERS = {
 @pytest.mark.parametrize("rule", ["same", "common"])
 @pytest.mark.parametrize("offer", OFFERS)
 def test_a_site_that_says_nonsense_to_hello_is_named_and_can_be_left_out(tmp_path, rule, offer):
-    federation = Federation(tmp_path, Experiment("exact", 3, 1, columns=rule, faulty="leave out"))
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, columns=rule, on_party_error="skip"))
     transport = Lying(federation.transport().sites, OFFERS[offer])
     (done,) = run_experiment(federation.experiment, transport, tmp_path / "server", "run-1")
     assert {"east", "north"} <= set(done.participants)
     with pytest.raises(UploadError, match="'south'"):
         list(
             run_experiment(
-                replace(federation.experiment, faulty="stop", seed=1), transport, tmp_path / "other", "run-2"
+                replace(federation.experiment, on_party_error="raise", seed=1), transport, tmp_path / "other", "run-2"
             )
         )
 
 
-@pytest.mark.parametrize("faulty", ["stop", "leave out"])
-def test_a_site_that_shares_no_column_with_others_that_do_is_named_and_can_be_left_out(tmp_path, faulty):
-    federation = Federation(tmp_path, Experiment("exact", 3, 1, columns="common", faulty=faulty))
+@pytest.mark.parametrize("on_party_error", ["raise", "skip"])
+def test_a_site_that_shares_no_column_with_others_that_do_is_named_and_can_be_left_out(tmp_path, on_party_error):
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, columns="common", on_party_error=on_party_error))
     transport = Lying(federation.transport().sites, {"columns": np.ones((1, 16), np.uint8)})
     rounds = run_experiment(federation.experiment, transport, tmp_path / "server", "run-1")
-    if faulty == "stop":
+    if on_party_error == "raise":
         with pytest.raises(FeatureError, match="Without 'south'"):
             list(rounds)
     else:

@@ -73,7 +73,7 @@ def directions(federation, name="east"):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_run_within_the_limit_is_charged_round_by_round(tmp_path, masked):
-    federation = made(tmp_path, Experiment("exact", 5, 6, masked=masked))
+    federation = made(tmp_path, Experiment("exact", 5, 6, secure_aggregation=masked))
     assert len(list(federation.rounds())) == 6
     assert directions(federation) == 30
     assert [line["directions"] for line in Chain(tmp_path / "east" / "ledger.jsonl").lines()] == [5] * 6
@@ -92,14 +92,14 @@ def test_a_run_beyond_the_limit_is_refused_before_it_begins_with_the_rounds_that
 def test_under_masks_tables_with_as_many_binary_digits_are_answered_alike(tmp_path):
     answers = {}
     for rows in (128, 200, 255):
-        federation = made(tmp_path / str(rows), Experiment("exact", 5, 40, masked=True), rows)
+        federation = made(tmp_path / str(rows), Experiment("exact", 5, 40, secure_aggregation=True), rows)
         answers[rows] = refusal(federation)
         assert f"of {rows} rows" in log_of(federation)
     assert len(set(answers.values())) == 1
     assert "rank: 1, rounds: 8" in answers[128]  # 64 / 5 = 12, rounded down
-    allowed = made(tmp_path / "allowed", Experiment("exact", 4, 16, masked=True), 128)
+    allowed = made(tmp_path / "allowed", Experiment("exact", 4, 16, secure_aggregation=True), 128)
     assert len(list(allowed.rounds())) == 16
-    too_many = made(tmp_path / "too-many", Experiment("exact", 5, 13, masked=True), 255)
+    too_many = made(tmp_path / "too-many", Experiment("exact", 5, 13, secure_aggregation=True), 255)
     assert "exposure" in refusal(too_many)  # 65 count as 128
 
 
@@ -123,7 +123,7 @@ CHANGES = {
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("change", ["nothing", *CHANGES, "the order of columns"])
 def test_two_runs_add_up_whatever_was_changed_in_between(tmp_path, masked, change):
-    federation = made(tmp_path, Experiment("exact", 5, 6, masked=masked))
+    federation = made(tmp_path, Experiment("exact", 5, 6, secure_aggregation=masked))
     list(federation.rounds())
     if change in CHANGES:
         federation.tables["east"] = CHANGES[change](federation.tables["east"])
@@ -139,7 +139,7 @@ def test_two_runs_add_up_whatever_was_changed_in_between(tmp_path, masked, chang
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_first_model_that_was_answered_before_is_refused(tmp_path, masked):
     """Two answers to one model differ by the row that was added in between."""
-    federation = made(tmp_path, Experiment("exact", 3, 2, masked=masked))
+    federation = made(tmp_path, Experiment("exact", 3, 2, secure_aggregation=masked))
     list(federation.rounds())
     federation.tables["east"] = np.vstack([federation.tables["east"], np.ones((1, 12))])
     said = refusal(again(federation, "run-2"))
@@ -154,12 +154,12 @@ def test_a_first_model_that_was_answered_before_is_refused(tmp_path, masked):
 @pytest.mark.parametrize("change", ["accelerate", "type"])
 def test_a_first_model_is_known_again_whatever_is_sent_beside_it(tmp_path, masked, change):
     """The pace of extrapolation and the number type do not change what W is fitted to."""
-    federation = made(tmp_path, Experiment("exact", 3, 2, masked=masked))
+    federation = made(tmp_path, Experiment("exact", 3, 2, secure_aggregation=masked))
     list(federation.rounds())
     federation.tables["east"] = np.vstack([federation.tables["east"], np.ones((1, 12))])
     second = again(federation, "run-2")
     if change == "accelerate":
-        table = {"method": "exact", "rank": 3, "rounds": 2, "masked": masked, "accelerate": True}
+        table = {"method": "exact", "rank": 3, "rounds": 2, "secure_aggregation": masked, "accelerate": True}
         second.experiment = Experiment.from_table(table)
     else:
         for name in second.names:
@@ -375,7 +375,7 @@ def test_combinations_of_rows_that_an_opening_balance_states_count(tmp_path):
 
 
 def test_a_limit_that_is_tightened_within_a_sum_is_asked_about_in_its_next_phase(tmp_path):
-    federation = made(tmp_path, Experiment("exact", 5, 4, masked=True))
+    federation = made(tmp_path, Experiment("exact", 5, 4, secure_aggregation=True))
     site = federation.site("east")
 
     class Tightened(type(federation.transport())):
@@ -444,7 +444,7 @@ def test_the_usual_limit_is_membership_and_every_column_counts_whatever_the_form
 
 
 def test_the_coordinator_reads_no_name_and_no_number_of_rows_under_masks(tmp_path):
-    federation = made(tmp_path, Experiment("exact", 5, 40, masked=True), 201)
+    federation = made(tmp_path, Experiment("exact", 5, 40, secure_aggregation=True), 201)
     said = refusal(federation)
     assert "201" not in said
     assert "gene" not in said

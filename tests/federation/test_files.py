@@ -295,7 +295,7 @@ class Sites:
 
 
 def test_processes_that_are_killed_and_come_back_give_the_same_bits(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True, seed=4))
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True, seed=4))
     with closing(Sites(tmp_path, federation.names)) as sites:
         rounds = []
         for done in federation.rounds(folders_of(tmp_path)):
@@ -309,7 +309,7 @@ def test_processes_that_are_killed_and_come_back_give_the_same_bits(tmp_path):
 @pytest.mark.slow
 def test_sites_that_are_killed_in_an_asynchronous_run_hold_up_nobody(tmp_path):
     """Processes: one is killed again and again, and another is not there for a while."""
-    experiment = Experiment("asyn-sd", 3, 5, local_steps=2, seed=4, faulty="leave out")
+    experiment = Experiment("asyn-sd", 3, 5, local_steps=2, seed=4, on_party_error="skip")
     federation = Federation(tmp_path, experiment)
     with closing(Sites(tmp_path, federation.names)) as sites:
         transport, rounds = folders_of(tmp_path), []
@@ -359,7 +359,7 @@ def test_fifty_random_kills_of_sites_lose_nothing(tmp_path):
         ghost.start()
         try:
             while len(kills) < 50:
-                experiment = Experiment("exact", 3, 5, masked=True, seed=runs)
+                experiment = Experiment("exact", 3, 5, secure_aggregation=True, seed=runs)
                 federation = Federation(tmp_path, experiment, names, run=f"run-{runs}")
                 finished(federation)
                 runs += 1

@@ -406,7 +406,7 @@ def require_foreign_app_dropped(made):
     assert all("not pinned" in (made.folder / f"{name}.log").read_text() for name in made.names)
 
 
-ASYNCHRONOUS = 'method = "asyn-sd"\nrank = 3\nrounds = 12\nlocal_steps = 3\nseed = 5\nfaulty = "leave out"\n'
+ASYNCHRONOUS = 'method = "asyn-sd"\nrank = 3\nrounds = 12\nlocal_steps = 3\nseed = 5\non_party_error = "skip"\n'
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize("how", LIES)
 def test_what_a_hostile_site_sends_is_not_used_and_the_site_is_named(made, how):
     made.lie(how)
-    text = PLAIN + 'rounds = 2\nfaulty = "leave out"\n'
+    text = PLAIN + 'rounds = 2\non_party_error = "skip"\n'
     code, told = made.run(f"out-{how}", text, "--timeout", "60")
     assert (code, told["status"]) == (0, "done")
     assert told["absent"] in ({"0": ["west"], "1": ["west"]}, *([{"1": ["west"]}] if how == "replayed" else []))

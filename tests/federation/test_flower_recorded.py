@@ -22,7 +22,7 @@ from partsong.federation.site.plan import plan_of
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 HERE = Path(__file__).parent / "recorded_process"
-MASKED = PLAIN + "rounds = 2\nmasked = true\nmask_bound = 1e6\n"
+MASKED = PLAIN + "rounds = 2\nsecure_aggregation = true\nmask_bound = 1e6\n"
 OPEN = PLAIN + "rounds = 2\n"
 
 
@@ -110,8 +110,8 @@ def found_in(folder, words):
 def test_no_upload_is_in_what_the_server_receives_under_masks_nor_left_on_its_disk(tmp_path, monkeypatch):
     """With a run in the open beside it, whose uploads are all found in the same record: it misses nothing."""
     with recorded_federation(tmp_path, monkeypatch) as (made, record):
-        assert made.run("masked", MASKED)[0] == 0
-        uploads, rows = uploads_of(made, "masked")
+        assert made.run("secure_aggregation", MASKED)[0] == 0
+        uploads, rows = uploads_of(made, "secure_aggregation")
         assert sum(array.dtype == np.uint64 for array in uploads) == 6
         received = sum(path.stat().st_size for path in record.iterdir())
         assert received > 100_000

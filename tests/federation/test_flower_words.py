@@ -25,7 +25,7 @@ from partsong.io.model_file import load_model
 from partsong.topics.vocabulary import matrix_of
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
-EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 1\nseed = 5\nmasked = true\n[words]\nmin_documents = 2\n'
+EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 1\nseed = 5\nsecure_aggregation = true\n[words]\nmin_documents = 2\n'
 
 
 def with_texts(folder, site):
@@ -44,7 +44,9 @@ def with_texts(folder, site):
                 (place / f"{number:03}.txt").write_text(text)
     kit = Kit.read(folder / f"{site.site}.zip")
     joined = SiteFolder.joining(site.path, kit, place, {"text_column": "text"}, KEY)
-    policy = 'maximum_exposure = "rows"\nminimum_parties = 3\nmasked = true\n[words]\nminimum_documents = 2\n'
+    policy = (
+        'maximum_exposure = "rows"\nminimum_parties = 3\nsecure_aggregation = true\n[words]\nminimum_documents = 2\n'
+    )
     (joined.path / "site.toml").write_text(policy)
     return joined
 

@@ -18,18 +18,18 @@ def open_run(folder):
 
 def masked_run(folder):
     """A set-up, and a sum without one."""
-    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
+    return Federation(folder, Experiment("exact", 3, 2, secure_aggregation=True, seed=1))
 
 
 def unheard_run(folder):
     """A masked upload that has left its site and was never heard, in the middle of a batch."""
-    experiment = Experiment("fedavg", 3, 4, local_steps=1, masked=True, seed=1, faulty="leave out")
+    experiment = Experiment("fedavg", 3, 4, local_steps=1, secure_aggregation=True, seed=1, on_party_error="skip")
     return Federation(folder, experiment, NAMES, unheard=1)
 
 
 def anew_run(folder):
     """Keys that were never heard: the set-up is begun anew without their site, which is in that of the next round."""
-    experiment = Experiment("exact", 3, 2, masked=True, seed=1, faulty="leave out")
+    experiment = Experiment("exact", 3, 2, secure_aggregation=True, seed=1, on_party_error="skip")
     return Federation(folder, experiment, NAMES, unheard=0)
 
 
@@ -40,12 +40,12 @@ def private_run(folder, **settings):
 
 
 def private_masked_run(folder):
-    return private_run(folder, masked=True)
+    return private_run(folder, secure_aggregation=True)
 
 
 RUNS = {
     "open": open_run,
-    "masked": masked_run,
+    "secure_aggregation": masked_run,
     "unheard": unheard_run,
     "anew": anew_run,
     "private": private_run,
@@ -117,9 +117,9 @@ def kill_at_each(monkeypatch, tmp_path, kind, victim, every, first=1):
     ("kind", "victim", "every"),
     [
         ("private", "north", 9),
-        ("masked", "north", 29),
+        ("secure_aggregation", "north", 29),
         ("open", "server", 9),
-        ("masked", "server", 23),
+        ("secure_aggregation", "server", 23),
         ("unheard", "north", 127),
     ],
 )

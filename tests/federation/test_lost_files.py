@@ -69,7 +69,7 @@ def broken_off(folder, where, is_answered, names=NAMES, **settings):
     ],
 )
 def test_it_is_back_in_the_next_round_under_masks(tmp_path, where, is_answered, heard):
-    federation = broken_off(tmp_path, where, is_answered, masked=True)
+    federation = broken_off(tmp_path, where, is_answered, secure_aggregation=True)
     first, *later = federation.rounds()
     assert (first.index, first.participants) == (where[0], heard)
     assert [done.participants for done in later] == [NAMES] * (3 - where[0])
@@ -79,7 +79,7 @@ def test_it_is_back_in_the_next_round_under_masks(tmp_path, where, is_answered, 
 
 def test_a_log_that_tells_of_keys_alone_does_not_open_a_round_again(tmp_path):
     """It can be older than the masked upload: site, ledger and server (by its count of releases) take it for whole."""
-    federation = Federation(tmp_path, Experiment("exact", 2, 4, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 2, 4, secure_aggregation=True))
     asked, site = recorded(federation, 1), federation.site("east")
     lines = list(Chain(site.audit.path).lines())
     keys = next(line["number"] for line in lines if (line["kind"], line["phase"]) == ("work", 0))
@@ -103,14 +103,14 @@ def test_it_is_back_in_the_next_round_in_the_open(tmp_path, is_answered):
 
 
 def test_of_three_sites_what_the_lost_one_has_sent_ends_the_round(tmp_path):
-    federation = broken_off(tmp_path, (2, 3), True, NAMES[:3], masked=True)
+    federation = broken_off(tmp_path, (2, 3), True, NAMES[:3], secure_aggregation=True)
     assert [done.participants for done in federation.rounds()] == [NAMES[:3]] * 2
     assert not federation.record().without_result
 
 
 @pytest.mark.parametrize("where", [(2, 2), *(pytest.param(at, marks=pytest.mark.slow) for at in ((0, 0), (0, 1)))])
 def test_a_round_that_is_none_without_the_site_says_that_a_new_run_is_needed(tmp_path, where):
-    federation = broken_off(tmp_path, where, True, NAMES[:3], masked=True)
+    federation = broken_off(tmp_path, where, True, NAMES[:3], secure_aggregation=True)
     with pytest.raises(TooFewParties):
         list(federation.rounds())
     with pytest.raises(TooFewParties, match="begin a new run, under another name"):
@@ -131,7 +131,7 @@ def test_a_run_whose_sites_have_all_lost_their_files_goes_on_when_it_is_resumed(
 @pytest.mark.parametrize("phase", [1, 2, 3])
 def test_a_server_that_is_killed_once_it_knows_remembers_nothing_of_the_lost_work(tmp_path, monkeypatch, phase):
     """The files go before a phase, and the server after that phase was decided: the round ends by what was written."""
-    federation = Federation(tmp_path, Experiment("exact", 2, 4, masked=True), NAMES)
+    federation = Federation(tmp_path, Experiment("exact", 2, 4, secure_aggregation=True), NAMES)
     ask, decide = InProcess.ask, Journal.decide
 
     def losing(self, requests, timeout):

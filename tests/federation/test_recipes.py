@@ -27,11 +27,11 @@ from partsong.methods import build
 from partsong.methods.averaging import Consensus, Overwrite
 from partsong.methods.exact import SharedSums
 from partsong.methods.game import PlayInStrata
+from partsong.methods.init_modes import LocalInit
 from partsong.methods.private import PrivateConsensus
 from partsong.methods.registry import Problem
 from partsong.methods.relay import FirstLeg, exact_after
 from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
-from partsong.methods.starts import IndependentStart
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian, Hadamard, Subsampling
 from partsong.solvers.coupling import ProximalTerm
@@ -43,15 +43,15 @@ from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, Proj
 RUNS = {
     "exact": {"accelerate": True},
     "fnmf": {"variant": "paper", "every": 2, "client_align": "nearest", "strength": 0.2, "local_steps": 3},
-    "fnmf-alone": {"align": "softmax", "server_align": "sinkhorn", "synchronisation": "personal", "local_steps": 3},
+    "fnmf-local": {"align": "softmax", "server_align": "sinkhorn", "synchronisation": "personal", "local_steps": 3},
     "fnmf-paper": {"barycenter": "hierarchical", "local_steps": 3},
     "fnmf-personal": {"barycenter": "k-means", "local_steps": 3},
     "fnmf-by-sums": {"sweeps": 3, "align": "sinkhorn", "strength": 0.3, "local_steps": 3},
-    "fnmf-by-sums, masked": {"local_steps": 3, "masked": True},
-    "fedavg": {"weighted": False, "start": "independent"},
+    "fnmf-by-sums, masked": {"local_steps": 3, "secure_aggregation": True},
+    "fedavg": {"weighted": False, "init_mode": "local"},
     "fedprox": {"strength": 0.5, "local_steps": 2},
-    "ipalm-once": {"local_steps": 3},
-    "mur-once": {"local_steps": 3, "start": "common"},
+    "one-shot-ipalm": {"local_steps": 3},
+    "one-shot-mu": {"local_steps": 3, "init_mode": "shared"},
     "local-only": {"local_steps": 3},
     "syn-sd": {"rule": "cd", "local_steps": 2},
     "syn-ssd-u": {"sketch": "gaussian", "sketch_ratio": 0.5, "local_steps": 2},
@@ -60,12 +60,12 @@ RUNS = {
     "asyn-sd": {"rho": 1.5, "rule": "pg", "local_steps": 2},
     "asyn-ssd-v": {"rho": 2, "sketch": "hadamard", "sketch_ratio": 0.5, "local_steps": 2},
     "secure-dsanls": {"rounds": 3, "sketch_dimension": 4, "columns_sketch": "gaussian", "columns_ratio": 0.5},
-    "secure-dsanls, masked": {"rounds": 3, "sketch": "hadamard", "sketch_dimension": 4, "masked": True},
+    "secure-dsanls, masked": {"rounds": 3, "sketch": "hadamard", "sketch_dimension": 4, "secure_aggregation": True},
     "game": {"order": "random", "step": 0.01, "step_decay": 0.1, "leader": "rows"},
     "game-consensus": {"order": "alternating", "self_play": "max", "shrink": 0.9, "local_steps": 2},
-    "game-consensus, masked": {"local_steps": 2, "masked": True},
+    "game-consensus, masked": {"local_steps": 2, "secure_aggregation": True},
     "then-exact": {"first": "fedavg", "first_rounds": 1, "weighted": False},
-    "then-exact, masked": {"first": "fnmf-by-sums", "first_rounds": 1, "local_steps": 3, "masked": True},
+    "then-exact, masked": {"first": "fnmf-by-sums", "first_rounds": 1, "local_steps": 3, "secure_aggregation": True},
 }
 
 
@@ -107,7 +107,7 @@ def test_a_recipe_that_was_broken_off_in_the_middle_has_the_bits_of_one_process(
 def test_there_is_a_run_above_of_every_method_and_every_key():
     assert {name.split(",")[0] for name in RUNS} == set(BETWEEN_PARTIES)
     keys = {name for method in BETWEEN_PARTIES for name in EVERY[method].parameters}
-    assert {key for run in RUNS.values() for key in run} == {*keys, "masked", "rounds"}
+    assert {key for run in RUNS.values() for key in run} == {*keys, "secure_aggregation", "rounds"}
 
 
 def test_what_is_no_method_of_an_experiment_has_a_reason_not_to_be():
@@ -145,10 +145,10 @@ def test_keys_are_those_of_the_programs():
     names = {"order": "sequential", "step": 0.1, "step_decay": 0.2, "self_play": "max", "shrink": 0.5}
     names["leader"] = "columns"
     hals = SquaredError(CoordinateDescent(sweeps=4), momentum=Extrapolation())
-    alone, damped = build("fnmf-alone", 2), SquaredError(ProximalDescent())
+    alone, damped = build("fnmf-local", 2), SquaredError(ProximalDescent())
     made = {
         "exact": ({"accelerate": True, "local_steps": 4}, SharedSums(2, hals)),
-        "fnmf-alone": (
+        "fnmf-local": (
             {"align": "nearest", "every": 3},
             replace(
                 alone,
@@ -167,8 +167,8 @@ def test_keys_are_those_of_the_programs():
         "secure-dsanls": ({"sketch": "hadamard"}, SketchedStatistics(2, Hadamard(8))),
         "game": (names, PlayInStrata(2, game)),
         "game-consensus": (
-            {**names, "start": "independent"},
-            Consensus(2, steps=10, game=game, start=IndependentStart()),
+            {**names, "init_mode": "local"},
+            Consensus(2, steps=10, game=game, init_mode=LocalInit()),
         ),
     }
     for method, (keys, program) in made.items():
@@ -189,7 +189,18 @@ def test_no_key_is_without_effect_and_a_site_is_told_all_of_them(tmp_path, name)
 
 def test_methods_without_such_keys_are_told_as_before():
     """A run that has begun goes on, and sites with an older partsong know what is asked."""
-    told = ("method", "rank", "rounds", "local_steps", "align", "start", "seed", "masked", "mask_bound", "columns")
+    told = (
+        "method",
+        "rank",
+        "rounds",
+        "local_steps",
+        "align",
+        "start",
+        "seed",
+        "secure_aggregation",
+        "mask_bound",
+        "columns",
+    )
     assert set(experiment_of(method="fnmf").told()) == {*told, "privacy"}
 
 
@@ -210,11 +221,11 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "exact", "strength": 0.1}, "strength is for fnmf.*fedprox, fednmf-mi; the method is 'exact'"),
         ({"method": "fednmf", "rho": 1.0}, "rho is for asyn-sd, asyn-ssd-v; the method is 'fednmf'"),
         ({"method": "fedlda", "strength": 1.0}, "strength is for fnmf.*fednmf-mi"),
-        ({"method": "fedavg", "align": "sinkhorn"}, "align is for fnmf-alone, fnmf,.*fnmf-by-sums; the method"),
-        ({"method": "fnmf-by-sums", "server_align": "nearest"}, "server_align is for fnmf-alone, fnmf"),
+        ({"method": "fedavg", "align": "sinkhorn"}, "align is for fnmf-local, fnmf,.*fnmf-by-sums; the method"),
+        ({"method": "fnmf-by-sums", "server_align": "nearest"}, "server_align is for fnmf-local, fnmf"),
         ({"method": "secure-dsanls", "local_steps": 3}, "local_steps is for exact"),
-        ({"method": "local-only", "start": "common"}, "start is 'common'.*start of its own"),
-        ({"method": "game", "start": "independent"}, "one start for all parties"),
+        ({"method": "local-only", "init_mode": "shared"}, "start is 'common'.*start of its own"),
+        ({"method": "game", "init_mode": "local"}, "one start for all parties"),
         ({"method": "exact", "accelerate": 1}, "accelerate is true or false"),
         ({"method": "fnmf", "variant": "papr"}, "variant is 'papr'. Did you mean 'paper'"),
         ({"method": "fnmf", "every": 0}, "every must be a whole number"),
@@ -224,7 +235,7 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "asyn-sd", "rho": 0}, "rho must be a number above 0"),
         ({"method": "asyn-sd", "rho": float("inf")}, "rho must be a number above 0"),
         ({"method": "asyn-sd", "rho": True}, "rho must be a number"),
-        ({"method": "asyn-sd", "rho": 1.0, "masked": True}, "masks need several"),
+        ({"method": "asyn-sd", "rho": 1.0, "secure_aggregation": True}, "masks need several"),
         ({"method": "syn-ssd-u", "sketch": "gauss"}, "Did you mean 'gaussian'"),
         ({"method": "syn-ssd-u", "sketch_ratio": 1.5}, "sketch_ratio must be above 0 and at most 1"),
         (
@@ -285,7 +296,7 @@ def test_a_promise_is_kept_with_keys_where_there_is_one():
     "table", [{"method": "fnmf"}, {"method": "game"}, {"method": "fnmf-by-sums", "align": "partial-sinkhorn"}]
 )
 def test_what_is_no_sum_is_not_masked_and_nothing_has_left(tmp_path, table):
-    federation = Federation(tmp_path, experiment_of(**table, masked=True))
+    federation = Federation(tmp_path, experiment_of(**table, secure_aggregation=True))
     with pytest.raises(CompositionError, match=r"reads individual uploads|one party alone"):
         list(federation.rounds())
     assert not any(federation.site(name).ledger.serial for name in federation.names)
@@ -340,7 +351,7 @@ def can_be_masked(method):
     if method in ASYNCHRONOUS:
         return False
     more = {"first": "fedavg", "first_rounds": 1} if method == "then-exact" else {}
-    experiment = experiment_of(method=method, masked=True, **more)
+    experiment = experiment_of(method=method, secure_aggregation=True, **more)
     program, layout = experiment.program(3), Layout(("a", "b", "c"), 9, 0)
     try:
         check_together(program, experiment.reduction(3), program.upload_spec(layout))

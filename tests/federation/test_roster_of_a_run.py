@@ -34,7 +34,7 @@ WRONG = {
 
 
 def masked(folder):
-    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
+    return Federation(folder, Experiment("exact", 3, 2, secure_aggregation=True, seed=1))
 
 
 def in_the_open(folder):

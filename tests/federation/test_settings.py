@@ -17,14 +17,14 @@ from partsong.federation.policy import Policy
 from partsong.federation.wire import CODES
 from partsong.methods import build
 from partsong.methods.private import PrivateStatistics
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 SITE = """
 recipes = ["exact", "fedavg"]
 minimum_rows = 50
 minimum_parties = 3
 maximum_rounds = 200
-masked = true
+secure_aggregation = true
 columns = ["ENSG*"]
 [privacy]
 epsilon = 3
@@ -39,8 +39,8 @@ method = "exact"
 rank = 5
 rounds = 20
 seed = 11
-masked = true
-faulty = "leave out"
+secure_aggregation = true
+on_party_error = "skip"
 [privacy]
 unit = "row"
 epsilon = 3.0
@@ -52,7 +52,12 @@ def test_a_site_s_policy_is_read(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(SITE)
     policy = Policy.read(path)
-    assert (policy.minimum_rows, policy.minimum_parties, policy.maximum_rounds, policy.masked) == (50, 3, 200, True)
+    assert (policy.minimum_rows, policy.minimum_parties, policy.maximum_rounds, policy.secure_aggregation) == (
+        50,
+        3,
+        200,
+        True,
+    )
     assert (policy.privacy.epsilon, policy.privacy.delta, policy.privacy.unit) == (3.0, 1e-6, "party")
     assert policy.leaving(("ENSG1", "name", "ENSG2")) == ("ENSG1", "ENSG2")
 
@@ -64,10 +69,10 @@ def test_an_experiment_is_a_program_a_reduction_and_a_schedule(tmp_path):
     program = experiment.program(4)
     assert isinstance(program, PrivateStatistics)
     assert program.shares == 2
-    assert isinstance(experiment.reduction(4), MaskedSum)
+    assert isinstance(experiment.reduction(4), SecureSum)
     assert experiment.reduction(4).fewest == 4
     assert (experiment.schedule(4).rounds, experiment.schedule(4).seed) == (20, 11)
-    assert experiment.schedule(4).faulty == "leave out"
+    assert experiment.schedule(4).on_party_error == "skip"
 
 
 def test_plain_values_make_the_same_experiment_at_a_site():
@@ -91,7 +96,7 @@ def test_plain_values_make_the_same_experiment_at_a_site():
         ({"maximum_runs": 0}, "at least 1"),
         ({"maximum_run": 3}, "'maximum_runs'"),
         ({"columns": "all"}, "list of texts"),
-        ({"masked": 1}, "true or false"),
+        ({"secure_aggregation": 1}, "true or false"),
         ({"privacy": {"epsilon": 1, "sigma": 2}}, "no setting 'privacy.sigma'"),
         ({"privacy": {"delta": 1e-5}}, "needs privacy.epsilon"),
         ({"privacy": {"epsilon": -1}}, "epsilon"),
@@ -111,11 +116,11 @@ def test_a_policy_that_cannot_be_meant_is_refused(table, match):
         ({"method": "exact", "rank": 3}, "needs rounds"),
         ({"method": "fedavgg", "rank": 3, "rounds": 3}, "'fedavg'"),
         ({"method": "asyn-sdd", "rank": 3, "rounds": 3}, "'asyn-sd'"),
-        ({"method": "asyn-sd", "rank": 3, "rounds": 3, "masked": True}, "masks need several"),
+        ({"method": "asyn-sd", "rank": 3, "rounds": 3, "secure_aggregation": True}, "masks need several"),
         ({"method": "asyn-sd", "rank": 3, "rounds": 3, "tol": -1}, "tol must be"),
         ({"method": "syn-sd", "rank": 3, "rounds": 3, "time_budget": 5.0}, "time_budget can end a run of asyn-sd"),
         ({"method": "exact", "rank": 0, "rounds": 3}, "rank must be"),
-        ({"method": "exact", "rank": 3, "rounds": 3, "faulty": "go on"}, "faulty"),
+        ({"method": "exact", "rank": 3, "rounds": 3, "on_party_error": "go on"}, "on_party_error"),
         ({"method": "exact", "rank": 3, "rounds": 3, "columns": "all"}, "columns"),
         ({"method": "exact", "rank": 3, "rounds": 3, "seed": -1}, "seed"),
         ({"method": "exact", "rank": 3, "rounds": 3, "align": "sinkhorn"}, "align"),
@@ -202,7 +207,7 @@ def test_what_a_server_sends_is_checked_like_a_file():
     assert Experiment.from_table({**plain, "mask_bound": None}) == Experiment("exact", 3, 2)
     for change, said in (
         ({"rank": "3"}, "The experiment: rank must be a whole number of at least 1; got '3'."),
-        ({"masked": "no"}, "The experiment: masked must be true or false; got 'no'."),
+        ({"secure_aggregation": "no"}, "The experiment: masked must be true or false; got 'no'."),
         ({"privacy": 3}, "The experiment: privacy must be a table of settings; got 3."),
         ({"unknown": 1}, "The experiment has no setting 'unknown'."),
     ):

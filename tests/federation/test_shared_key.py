@@ -20,8 +20,8 @@ from partsong.federation.wire import Reply
 KEY = SharedKey(bytes(range(16)))
 
 
-def with_keys(tmp_path, faulty="stop", **keys):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 1, faulty=faulty))
+def with_keys(tmp_path, on_party_error="raise", **keys):
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 1, on_party_error=on_party_error))
     for name, key in keys.items():
         federation.sites[name] = federation.site(name, key=b"" if key is None else key.key_for("columns"))
     return federation
@@ -102,7 +102,7 @@ def test_a_site_with_a_key_does_not_go_without_it(tmp_path):
 
 
 def test_others_go_on_where_a_site_with_another_key_is_left_out(tmp_path):
-    federation = with_keys(tmp_path, "leave out", east=KEY, north=SharedKey(bytes(16)), south=KEY)
+    federation = with_keys(tmp_path, "skip", east=KEY, north=SharedKey(bytes(16)), south=KEY)
     [done] = federation.rounds()
     assert done.participants == ("east", "south")
     assert np.isfinite(done.model["H"]).all()

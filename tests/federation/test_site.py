@@ -65,7 +65,7 @@ def code_of(reply):
 @pytest.fixture
 def midway(tmp_path):
     """A masked run after its first round, and all that was said in it."""
-    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, secure_aggregation=True))
     return federation, recorded(federation, 1)
 
 
@@ -93,7 +93,7 @@ def test_another_request_under_the_same_nonce_is_refused(midway):
 
 
 def test_phases_are_answered_in_order(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True))
     site, asked = federation.site("east"), recorded(federation, 1)
     request = Request.read(of_kind(asked, "east", Kind.REDUCE, 3)[0][0])
     for nonce in (replace(request.nonce, round=1), replace(request.nonce, phase=7), replace(request.nonce, attempt=3)):
@@ -122,7 +122,7 @@ def test_a_masked_round_is_summed_once(midway):
 @pytest.fixture
 def inside(tmp_path):
     """A masked run after its second round, which had no set-up of its own, and all that was said in it."""
-    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, secure_aggregation=True))
     return federation, recorded(federation, 2)
 
 
@@ -152,7 +152,7 @@ def test_a_round_inside_a_batch_is_summed_once(inside):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_server_that_shows_two_lists_of_survivors_gets_no_sum_and_no_second_answer(tmp_path, index):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=True), NAMES)
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True), NAMES)
     lists = [
         np.frombuffer(text, np.uint8) for text in (b'["east", "north", "south", "west"]', b'["south", "west", "north"]')
     ]
@@ -194,7 +194,7 @@ def test_a_site_without_keys_for_a_sum_says_so_and_sends_nothing(midway):
 
 
 def test_a_site_that_lost_its_files_gets_a_new_set_up(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 4, masked=True), NAMES)
+    federation = Federation(tmp_path, Experiment("exact", 3, 4, secure_aggregation=True), NAMES)
     rounds = federation.rounds()
     next(rounds), next(rounds)
     rounds.close()
@@ -274,7 +274,7 @@ def test_the_server_of_a_masked_run_hears_no_upload(inside, index):
 
 @pytest.mark.parametrize("asked_for", [["east", "north", "south"], ["east", "north", "south", "west", "other"]])
 def test_a_hidden_round_goes_on_with_the_same_company_or_not_at_all(tmp_path, asked_for):
-    federation = Federation(tmp_path, Experiment("syn-ssd-u", 3, 1, local_steps=2, masked=True), NAMES)
+    federation = Federation(tmp_path, Experiment("syn-ssd-u", 3, 1, local_steps=2, secure_aggregation=True), NAMES)
 
     def change(name, data):
         request = Request.read(data)
@@ -291,7 +291,7 @@ POLICIES = {
     "rounds": Policy(maximum_rounds=2),
     "rows": Policy(minimum_rows=17),
     "parties": Policy(minimum_parties=4),
-    "masks": Policy(masked=True),
+    "masks": Policy(secure_aggregation=True),
     "no-columns": Policy(columns=("protein-*",)),
     "columns": Policy(columns=("gene-1*",)),
     "privacy-needed": Policy(privacy=PrivacyBudget(1.0)),
@@ -322,7 +322,7 @@ def test_what_the_policy_forbids_is_refused_with_a_code_and_no_local_value(tmp_p
 
 
 def test_a_site_signs_no_list_of_fewer_survivors_than_its_policy_asks_for(tmp_path):
-    experiment = Experiment("exact", 3, 1, masked=True, faulty="leave out")
+    experiment = Experiment("exact", 3, 1, secure_aggregation=True, on_party_error="skip")
     federation = Federation(tmp_path, experiment, NAMES, Policy(minimum_parties=4))
     sites = dict(federation.transport().sites)
 
@@ -335,14 +335,16 @@ def test_a_site_signs_no_list_of_fewer_survivors_than_its_policy_asks_for(tmp_pa
 
 
 def test_the_default_asks_for_two_rows_for_each_component_unless_masks_hide_them(tmp_path):
-    open_, masked = (Federation(tmp_path / str(m), Experiment("exact", 9, 1, masked=m)) for m in (False, True))
+    open_, masked = (
+        Federation(tmp_path / str(m), Experiment("exact", 9, 1, secure_aggregation=m)) for m in (False, True)
+    )
     with pytest.raises(SiteRefused, match="'rows'"):
         list(open_.rounds())
     assert list(masked.rounds())
 
 
 def test_a_site_leaves_out_of_the_round_those_who_refuse_and_says_why(tmp_path):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, faulty="leave out"))
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, on_party_error="skip"))
     federation.sites["north"] = federation.site("north", policy=POLICIES["rows"])
     rounds = list(federation.rounds())
     assert [done.participants for done in rounds] == [("east", "south")] * 2
@@ -350,7 +352,7 @@ def test_a_site_leaves_out_of_the_round_those_who_refuse_and_says_why(tmp_path):
 
 
 def test_a_roster_that_is_not_the_pinned_one_is_refused(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 1, masked=True))
+    federation = Federation(tmp_path, Experiment("exact", 3, 1, secure_aggregation=True))
     pinned = {name: bytes(32) for name in NAMES}
     federation.sites["north"] = federation.site("north", roster=pinned)
     with pytest.raises(SiteRefused, match="'roster'"):
@@ -386,7 +388,7 @@ def test_noise_from_a_seed_and_promises_about_others_are_refused(tmp_path):
 
 @pytest.mark.parametrize("fault", ["nan", "shape", "other round", "other party", "bytes", "huge"])
 def test_what_a_site_must_not_send_is_refused_at_the_server(tmp_path, fault):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 1, faulty="leave out"))
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 1, on_party_error="skip"))
 
     def spoiled(data):
         answered = federation.site("north").answer(data)

@@ -149,9 +149,9 @@ def test_the_end_is_written_once(tmp_path):
     assert (weights.stat().st_mtime_ns, weights.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
 
-@pytest.mark.parametrize("faulty", ["stop", "leave out"])
-def test_who_has_not_heard_the_end_is_told_of_and_hears_it_when_the_run_is_resumed(tmp_path, faulty):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, faulty=faulty))
+@pytest.mark.parametrize("on_party_error", ["raise", "skip"])
+def test_who_has_not_heard_the_end_is_told_of_and_hears_it_when_the_run_is_resumed(tmp_path, on_party_error):
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 2, on_party_error=on_party_error))
     sites = dict(federation.transport().sites)
 
     def deaf(request):
@@ -222,7 +222,7 @@ def test_a_server_cannot_fill_the_log(tmp_path):
 
 @pytest.mark.parametrize("counts", [{"\x1b[2J": 1}, {"a" * 41: 1}, {"": 1}, {chr(97 + n): n for n in range(9)}])
 def test_counts_of_a_refusal_have_short_plain_names(tmp_path, counts):
-    federation = Federation(tmp_path, Experiment("fedavg", 3, 1, faulty="leave out"), NAMES)
+    federation = Federation(tmp_path, Experiment("fedavg", 3, 1, on_party_error="skip"), NAMES)
     sites = dict(federation.transport().sites)
 
     def lying(data):

@@ -33,7 +33,7 @@ def private(folder):
 
 
 def masked(folder):
-    return Federation(folder, Experiment("exact", 3, 3, masked=True))
+    return Federation(folder, Experiment("exact", 3, 3, secure_aggregation=True))
 
 
 def in_the_open(folder):
@@ -187,7 +187,7 @@ def test_work_that_fails_in_two_runs_by_turns_uses_up_no_attempts(tmp_path, monk
 
 
 def test_a_site_that_stays_away_does_not_use_up_the_attempts_of_the_others(tmp_path):
-    experiment = Experiment("fedavg", 3, 6, local_steps=1, masked=True, faulty="leave out")
+    experiment = Experiment("fedavg", 3, 6, local_steps=1, secure_aggregation=True, on_party_error="skip")
     federation = Federation(tmp_path, experiment, NAMES)
 
     class Away(InProcess):
@@ -222,7 +222,7 @@ def test_a_run_has_no_more_lines_than_it_can_need(tmp_path):
 
 @pytest.mark.parametrize("code", ["upload", "diverged", "failed"])
 def test_under_masks_a_refusal_that_depends_on_the_data_is_the_last_answer_of_its_run(tmp_path, code):
-    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=True, mask_bound=1e-3))
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, secure_aggregation=True, mask_bound=1e-3))
     worked, asked = [], []
 
     def build(told, n_parties, roster):
@@ -241,7 +241,7 @@ def test_under_masks_a_refusal_that_depends_on_the_data_is_the_last_answer_of_it
 
 
 def test_how_large_a_number_beyond_the_bound_was_is_told_in_the_log_of_the_site_alone(tmp_path):
-    federation = Federation(tmp_path, Experiment("exact", 3, 3, masked=True, mask_bound=1e-3))
+    federation = Federation(tmp_path, Experiment("exact", 3, 3, secure_aggregation=True, mask_bound=1e-3))
     with pytest.raises(PartsongError) as caught:
         record_into([], federation)
     site = federation.site("east")
@@ -288,7 +288,7 @@ def record_into(asked, federation):
 def test_masked_numbers_are_bounded_by_no_less_than_the_site_allows(tmp_path):
     policy = Policy.from_table({"minimum_mask_bound": 1e5})
     for bound, is_allowed in ((1e4, False), (1e5, True), (None, True)):
-        experiment = Experiment("exact", 3, 1, masked=True, mask_bound=bound)
+        experiment = Experiment("exact", 3, 1, secure_aggregation=True, mask_bound=bound)
         site = Federation(tmp_path, experiment, policy=policy).site("east")
         note = {"experiment": experiment.told(), "parties": ["east", "north", "south"]}
         assert said(site, Request("east", Nonce("run-1"), note=note)) == (None if is_allowed else "mask-bound")

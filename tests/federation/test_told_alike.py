@@ -17,8 +17,8 @@ from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.wire import Kind, Request
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES[:3]}
-MASKED = Policy(masked=True, minimum_parties=3)
-SETTINGS = {"rank": 2, "rounds": 2, "masked": True, "mask_bound": 1e6}
+MASKED = Policy(secure_aggregation=True, minimum_parties=3)
+SETTINGS = {"rank": 2, "rounds": 2, "secure_aggregation": True, "mask_bound": 1e6}
 
 
 class Pinned(Federation):
@@ -65,7 +65,7 @@ def test_a_server_that_tells_one_other_columns_gets_no_sum(tmp_path):
 
 
 def of_texts(folder):
-    experiment = Experiment("exact", 3, 2, masked=True, mask_bound=1e6, words={"min_documents": 2})
+    experiment = Experiment("exact", 3, 2, secure_aggregation=True, mask_bound=1e6, words={"min_documents": 2})
     return TextFederation(folder, experiment, policies=dict.fromkeys(NAMES, MASKED))
 
 

@@ -56,7 +56,7 @@ def test_values_are_typed_and_survive_a_file(load):
 
 
 def test_none_is_left_out(load):
-    assert format_toml(Settings(3)) == "rank = 3\nmasked = false\n\n[sites]\n"
+    assert format_toml(Settings(3)) == "rank = 3\nsecure_aggregation = false\n\n[sites]\n"
     save_toml(load.path, {"a": None, "b": {"c": None, "d": 1}}, private=True)
     assert read_toml(load.path) == {"b": {"d": 1}}
     assert load.path.stat().st_mode & 0o077 == 0
@@ -121,5 +121,5 @@ def test_a_table_of_a_message_is_named_by_what_it_is():
     with pytest.raises(ParameterError, match=r"^The message must be a table of settings; got 3\.$"):
         parse_table(3, Settings, "The message")
     with pytest.raises(ParameterError, match=r"^The message: masked must be true or false; got None\.$"):
-        parse_table({"masked": None}, Settings, "The message")
+        parse_table({"secure_aggregation": None}, Settings, "The message")
     assert math.isinf(parse_table({"epsilon": math.inf}, Budget, "The message").epsilon)

@@ -41,12 +41,18 @@ RUNS = {
         "server": "adam",
         "fits_first": True,
     },
-    "fednmf of three of four, masked": {"method": "fednmf", **QUICK, "participation": 0.75, "masked": True},
+    "fednmf of three of four, masked": {"method": "fednmf", **QUICK, "participation": 0.75, "secure_aggregation": True},
     "fednmf-mi": {"method": "fednmf-mi", **QUICK, "strength": 0.2, "participation": 0.75, "mi_gradient": "js"},
-    "fednmf-mi, masked": {"method": "fednmf-mi", **QUICK, "critic": "separable", "critic_rate": 0.01, "masked": True},
+    "fednmf-mi, masked": {
+        "method": "fednmf-mi",
+        **QUICK,
+        "critic": "separable",
+        "critic_rate": 0.01,
+        "secure_aggregation": True,
+    },
     "fedlda": {"method": "fedlda"},
     "fedlda of half": {"method": "fedlda", "participation": 0.5},
-    "fedlda, masked": {"method": "fedlda", "masked": True},
+    "fedlda, masked": {"method": "fedlda", "secure_aggregation": True},
 }
 
 
@@ -142,8 +148,8 @@ def test_other_methods_are_told_without_these_keys():
         ({"method": "fednmf", "strength": 0.5}, "strength is for .*fednmf-mi; the method is 'fednmf'"),
         ({"method": "fedlda", "rate": 0.5}, "rate is for fednmf, fednmf-mi"),
         ({"method": "fednmf", "local_steps": 3}, "local_steps is for exact, fnmf.*the method is 'fednmf'"),
-        ({"method": "fedlda", "align": "sinkhorn"}, "align is for fnmf-alone, fnmf, .*the method is 'fedlda'"),
-        ({"method": "fednmf", "start": "common"}, "start is for exact"),
+        ({"method": "fedlda", "align": "sinkhorn"}, "align is for fnmf-local, fnmf, .*the method is 'fedlda'"),
+        ({"method": "fednmf", "init_mode": "shared"}, "start is for exact"),
         ({"method": "fednm"}, "Did you mean 'fednmf'"),
         ({"method": "fednmf", "tol": 0.1}, "tol can end a run of asyn-sd"),
         ({"method": "fednmf", "epochs": 0}, "epochs must be a whole number of at least 1"),
@@ -165,7 +171,7 @@ def test_other_methods_are_told_without_these_keys():
         ({"method": "fednmf-mi", "critic": "separate"}, "'separable'"),
         ({"method": "fednmf-mi", "mi_gradient": "dw"}, "'dv'"),
         ({"method": "fednmf-mi", "strength": -1}, "strength"),
-        ({"method": "fedlda", "masked": True, "participation": 0.5}, "words of single sites"),
+        ({"method": "fedlda", "secure_aggregation": True, "participation": 0.5}, "words of single sites"),
         ({"method": "fednmf", "privacy": {"unit": "party", "epsilon": 1}}, "no theorem"),
         ({"method": "fedlda", "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}}, "no theorem"),
     ],
@@ -176,7 +182,7 @@ def test_keys_that_cannot_be_meant_are_refused_with_the_way_out(table, match):
 
 
 def test_masks_need_three_sites_in_every_round():
-    experiment = experiment_of(method="fednmf", masked=True, participation=0.5)
+    experiment = experiment_of(method="fednmf", secure_aggregation=True, participation=0.5)
     assert experiment.reduction(6).fewest == 3
     with pytest.raises(ParameterError, match="at least 3 sites in every round, and there are 2"):
         experiment.reduction(4)
@@ -184,7 +190,7 @@ def test_masks_need_three_sites_in_every_round():
 
 def test_a_masked_sum_of_fedlda_is_over_all_sites_or_not_formed(tmp_path):
     """Without one of them it would differ from the sum before by that one's words."""
-    experiment = experiment_of(method="fedlda", masked=True, faulty="leave out")
+    experiment = experiment_of(method="fedlda", secure_aggregation=True, on_party_error="skip")
     federation = Counting(tmp_path, experiment, NAMES)
 
     class Deserted(InProcess):
@@ -220,7 +226,7 @@ def test_a_site_allows_methods_of_topics_by_name(tmp_path):
     ("policy", "keys", "code"),
     [
         (Policy(minimum_parties=3), {"participation": 0.5}, "parties"),
-        (Policy(masked=True), {}, "masks"),
+        (Policy(secure_aggregation=True), {}, "masks"),
         (Policy(maximum_rounds=2), {}, "rounds"),
         (Policy(), {"rank": N_DOCUMENTS}, "rows"),
         (Policy(privacy=PrivacyBudget(1.0), minimum_rows=1), {}, "privacy-needed"),

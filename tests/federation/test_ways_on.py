@@ -39,13 +39,13 @@ def test_what_comes_to_nothing_again_and_again_needs_a_new_run(code):
 
 def test_a_number_beyond_the_bound_is_told_with_the_way_on_and_resuming_cannot_help(tmp_path):
     pytest.importorskip("cryptography")
-    experiment = Experiment("exact", 2, 3, masked=True, mask_bound=1.0)
+    experiment = Experiment("exact", 2, 3, secure_aggregation=True, mask_bound=1.0)
     for _ in range(2):
         with pytest.raises(UploadError, match=r"code 'upload'.*beyond mask_bound") as caught:
             list(Federation(tmp_path, experiment).rounds())
         assert caught.value.__notes__[-1] == way_on(Refusal("upload"))
     (tmp_path / "server").rename(tmp_path / "before")
-    anew = Experiment("exact", 2, 3, masked=True, mask_bound=1e6, seed=1)
+    anew = Experiment("exact", 2, 3, secure_aggregation=True, mask_bound=1e6, seed=1)
     assert len(list(Federation(tmp_path, anew, run="run-2").rounds())) == 3
 
 
@@ -77,7 +77,7 @@ def test_numbers_that_diverge_in_the_open_do_so_again_and_take_a_new_run(tmp_pat
 
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_work_that_fails_can_be_resumed_in_the_open_and_is_closed_under_masks(tmp_path, is_masked):
-    federation = Federation(tmp_path, Experiment("exact", 3, 2, masked=is_masked, seed=1))
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=is_masked, seed=1))
     assert told(federation, replace(federation.site("north"), build=failing)) == "failed"
     if is_masked:
         assert told(federation) == "failed"
@@ -128,7 +128,7 @@ def test_a_run_that_is_forbidden_in_its_middle_goes_on_once_it_is_allowed(tmp_pa
 
 
 def masked(folder):
-    return Federation(folder, Experiment("exact", 3, 2, masked=True, seed=1))
+    return Federation(folder, Experiment("exact", 3, 2, secure_aggregation=True, seed=1))
 
 
 def uploads(experiment, parts):

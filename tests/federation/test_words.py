@@ -68,8 +68,8 @@ class Twice(Recorded):
 def finished(tmp_path_factory):
     """A run that is over, and all that was said in it; tests ask its sites for more, and change nothing."""
     words = {"min_documents": 2, "max_share": 0.6, "max_words": 6}
-    policies = dict.fromkeys(NAMES, Policy(masked=True, maximum_runs=1))
-    experiment = Experiment("exact", 3, 2, seed=1, masked=True, words=words)
+    policies = dict.fromkeys(NAMES, Policy(secure_aggregation=True, maximum_runs=1))
+    experiment = Experiment("exact", 3, 2, seed=1, secure_aggregation=True, words=words)
     federation = TextFederation(tmp_path_factory.mktemp("finished"), experiment, policies=policies)
     transport = Twice(federation.transport().sites)
     return federation, list(federation.rounds(transport)), transport.asked
@@ -86,7 +86,7 @@ def test_words_and_model_are_those_of_one_process(finished):
     "told",
     [
         {"method": "fnmf", "words": {"stop_words": ["vein"], "shortest": 5}},
-        {"method": "fedlda", "masked": True, "words": {}},
+        {"method": "fedlda", "secure_aggregation": True, "words": {}},
         {"method": "fednmf", "epochs": 2, "words": {"max_words": 6}},
     ],
 )
@@ -229,7 +229,7 @@ class Losing(InProcess):
 
 
 def test_an_agreement_waits_for_all_and_goes_on_over_another_transport(tmp_path):
-    federation = TextFederation(tmp_path, replace(exact(), faulty="leave out"))
+    federation = TextFederation(tmp_path, replace(exact(), on_party_error="skip"))
     with pytest.raises(SiteLost, match="'north' was not heard in round 1"):
         list(federation.rounds(Losing(federation.transport().sites)))
     with ExitStack() as sites:
@@ -241,7 +241,7 @@ def test_an_agreement_waits_for_all_and_goes_on_over_another_transport(tmp_path)
 
 @pytest.mark.parametrize(
     ("key", "code", "way_out"),
-    [(None, "no-shared-key", "partsong federation secret"), (SharedKey(bytes(16)), "shared-key", "--shared-key")],
+    [(None, "no-shared-key", "partsong federation shared-key"), (SharedKey(bytes(16)), "shared-key", "--shared-key")],
 )
 def test_a_site_without_the_key_of_the_others_refuses(tmp_path, key, code, way_out):
     federation = TextFederation(tmp_path, keys={"north": key})
@@ -306,7 +306,7 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
         (Policy(words=WordPolicy(minimum_parties=3)), "words", "min_parties = 2 is asked for; site.toml asks for 3"),
         (Policy(columns=("liver",)), "words", "which texts do not have"),
         (Policy(minimum_rows=25), "rows", "24 rows"),
-        (Policy(masked=True), "masks", "masked ones"),
+        (Policy(secure_aggregation=True), "masks", "masked ones"),
         (Policy(recipes=("fedavg",)), "recipe", "'exact'"),
         (Policy(privacy=PrivacyBudget(1.0)), "privacy-needed", "but this program"),
     ],
@@ -523,7 +523,9 @@ def test_a_rule_that_cannot_be_meant_is_refused(words, match):
 
 def test_no_privacy_is_promised_over_texts_and_a_policy_has_known_keys():
     with pytest.raises(ParameterError, match="without noise"):
-        Experiment("exact", 3, 2, masked=True, words={}, privacy={"unit": "row", "epsilon": 1.0, "row_bound": 1.0})
+        Experiment(
+            "exact", 3, 2, secure_aggregation=True, words={}, privacy={"unit": "row", "epsilon": 1.0, "row_bound": 1.0}
+        )
     found = Policy.from_table({"words": {"allowed": False, "minimum_documents": 4, "minimum_parties": 3}})
     assert found.words == WordPolicy(False, 4, 3)
     for table, match in (({"minimum_party": 3}, "'minimum_parties'"), ({"allowed": 1}, "true or false"), (1, "table")):

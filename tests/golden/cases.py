@@ -61,7 +61,7 @@ from partsong.methods.private import party_private, row_private
 from partsong.methods.relay import Relay, exact_after
 from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.privacy.randomness import InsecureSource
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian
 from partsong.solvers.game import SELF_PLAYS, Game
@@ -70,7 +70,7 @@ from partsong.solvers.squared_error import solver_of
 
 RANK, ROUNDS, SEED = 3, 4, 5
 N_PARTIES, N_COLUMNS = 4, 10
-MASKS = MaskedSum(bound=1e4)
+MASKS = SecureSum(bound=1e4)
 
 Case = Callable[[], np.ndarray]
 
@@ -107,7 +107,17 @@ def two_sided_shards() -> list[Shard]:
 # ---- estimators --------------------------------------------------------------------------------------------------
 
 SHORT_STEPS = {name: 5 for name in METHODS if LOCAL_STEPS[name] >= 100}
-MASKABLE = ("exact", "fedavg", "fedprox", "ipalm-once", "mur-once", "syn-sd", "syn-ssd-u", "syn-ssd-v", "syn-ssd-uv")
+MASKABLE = (
+    "exact",
+    "fedavg",
+    "fedprox",
+    "one-shot-ipalm",
+    "one-shot-mu",
+    "syn-sd",
+    "syn-ssd-u",
+    "syn-ssd-v",
+    "syn-ssd-uv",
+)
 POOLED = {
     **{solver: {"solver": solver} for solver in ("hals", "cd", "mu", "pg", "ipalm", "bpp", "game")},
     "sanls": {"solver": "sanls", "sketch_ratio": 0.5, "max_iter": 20},
@@ -138,15 +148,15 @@ def fits() -> Iterator[tuple[str, str, Case]]:
     for method in METHODS:
         for masked in (False, True) if method in MASKABLE else (False,):
             settings = {"method": method, "rounds": ROUNDS, "tol": 0.0, "random_state": SEED}
-            settings |= {"masked": MASKS if masked else False, "local_steps": SHORT_STEPS.get(method)}
+            settings |= {"secure_aggregation": MASKS if masked else False, "local_steps": SHORT_STEPS.get(method)}
             for engine, n_jobs in (("sequential", 1), ("threads", 2)):
                 made = lambda s=settings, n=n_jobs: fitted(partsong.FederatedNMF(RANK, n_jobs=n, **s), parts())  # noqa: E731
                 yield f"FederatedNMF {method}{', masked' if masked else ''}", engine, made
-    for method, align in itertools.product(("fnmf", "fnmf-alone"), ALIGNMENTS.values):
+    for method, align in itertools.product(("fnmf", "fnmf-local"), ALIGNMENTS.values):
         settings = {"method": method, "align": align, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
         made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
         yield f"FederatedNMF {method}, {align}", "sequential", made
-    for method, start in (("fedavg", "independent"), ("fnmf-alone", "common"), ("fedprox", "independent")):
+    for method, start in (("fedavg", "independent"), ("fnmf-local", "common"), ("fedprox", "independent")):
         settings = {"method": method, "start": start, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
         made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
         yield f"FederatedNMF {method}, {start}", "sequential", made
@@ -179,13 +189,13 @@ PROGRAMS = {
     "exact, private rows": row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
     "fedavg": build("fedavg", RANK, local_steps=3),
     "fedprox": build("fedprox", RANK, local_steps=3),
-    "fnmf": build("fnmf-alone", RANK, local_steps=3, align="assignment"),
-    "fnmf as printed": build("fnmf-alone", RANK, variant="paper", local_steps=3, align="assignment"),
+    "fnmf": build("fnmf-local", RANK, local_steps=3, align="assignment"),
+    "fnmf as printed": build("fnmf-local", RANK, variant="paper", local_steps=3, align="assignment"),
     "fnmf by sums": build("fnmf-by-sums", RANK, local_steps=3),
-    "fnmf, then exact": exact_after(build("fnmf-alone", RANK, local_steps=3, align="assignment"), 2),
+    "fnmf, then exact": exact_after(build("fnmf-local", RANK, local_steps=3, align="assignment"), 2),
     "local only": build("local-only", RANK, local_steps=3),
-    "ipalm once": build("ipalm-once", RANK, local_steps=3),
-    "mur once": build("mur-once", RANK, local_steps=3),
+    "ipalm once": build("one-shot-ipalm", RANK, local_steps=3),
+    "mur once": build("one-shot-mu", RANK, local_steps=3),
     "syn-sd": build("syn-sd", RANK, local_steps=3),
     **{f"syn-ssd-{variant}": build(f"syn-ssd-{variant}", RANK, local_steps=3, sketch_ratio=0.5)
        for variant in ("u", "v", "uv")},
@@ -275,7 +285,11 @@ def sites() -> Iterator[tuple[str, str, Case]]:
     for method in (*BETWEEN_PARTIES, *ONLY_TEXTS):
         yield f"{SITES} {method}", SITES, lambda m=method: at_sites(experiment(m))
     for method in SITES_IN_MASKS:
-        yield f"{SITES} {method}, masked", SITES, lambda m=method: at_sites(experiment(m, masked=True, mask_bound=1e4))
+        yield (
+            f"{SITES} {method}, masked",
+            SITES,
+            lambda m=method: at_sites(experiment(m, secure_aggregation=True, mask_bound=1e4)),
+        )
     of_rows = {"unit": "row", "epsilon": 3.0, "row_bound": 5.0}
     of_parties = {"unit": "party", "epsilon": 3.0}
     for masked in (False, True):
@@ -283,13 +297,13 @@ def sites() -> Iterator[tuple[str, str, Case]]:
         yield (
             f"{SITES} exact, private rows{suffix}",
             SITES,
-            lambda k=masked: at_sites(experiment("exact", local_steps=None, masked=k, privacy=of_rows)),
+            lambda k=masked: at_sites(experiment("exact", local_steps=None, secure_aggregation=k, privacy=of_rows)),
         )
         for method in SENDS_H if not masked else ("fedavg",):
             yield (
                 f"{SITES} {method}, private parties{suffix}",
                 SITES,
-                lambda m=method, k=masked: at_sites(experiment(m, masked=k, privacy=of_parties)),
+                lambda m=method, k=masked: at_sites(experiment(m, secure_aggregation=k, privacy=of_parties)),
             )
 
 

@@ -24,7 +24,7 @@ def work(make, rank: int, folder: str) -> None:
     found = {"in order": {name: run(name, make(), own).tolist() for name in names}, "all-reduce": {}}
     for name in RANKED:
         with contextlib.suppress(CompositionError):  # it reads single uploads, and an all-reduce has none
-            found["all-reduce"][name] = run(name, make(sums="all-reduce"), own).tolist()
+            found["all-reduce"][name] = run(name, make(reduce="all-reduce"), own).tolist()
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
 

@@ -35,9 +35,9 @@ from partsong.aggregation.barycenter import (
 from partsong.core.interfaces import Message, Reducible
 from partsong.errors import ParameterError
 
-STARTS = [FromMean(), FromMedoid(), FromPrevious()]
+INIT_MODES = [FromMean(), FromMedoid(), FromPrevious()]
 ALIGNED = [
-    *(FixedPoint(start=start) for start in STARTS),
+    *(FixedPoint(start=start) for start in INIT_MODES),
     FixedPoint(PartialAssignment(), FromMedoid()),
     Streaming(),
     Streaming(orders=3),
@@ -79,7 +79,7 @@ def test_the_barycenter_of_permuted_copies_is_the_copy(method, c):
         assert_allclose(plan.apply(H), found.H, atol=1e-9)
 
 
-@pytest.mark.parametrize("start", STARTS, ids=repr)
+@pytest.mark.parametrize("start", INIT_MODES, ids=repr)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_loss_of_assignments_never_rises(start, seed):
     rng = np.random.default_rng(seed)

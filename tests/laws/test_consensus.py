@@ -20,24 +20,24 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal, WholeUpload
-from partsong.methods.starts import CommonStart, IndependentStart
+from partsong.methods.init_modes import LocalInit, SharedInit
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalTerm
 from partsong.solvers.squared_error import accelerated_hals
 from partsong.solvers.update_rules import Extrapolation
 
 PROGRAMS = {
-    "fnmf robust": build("fnmf-alone", 4, local_steps=5, align="assignment"),
-    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=5, align="assignment"),
-    "fnmf common": build("fnmf-alone", 4, local_steps=5, start="common", align="assignment"),
-    "fnmf partial": build("fnmf-alone", 4, local_steps=5, client_align=PartialAssignment(), align="assignment"),
+    "fnmf robust": build("fnmf-local", 4, local_steps=5, align="assignment"),
+    "fnmf paper": build("fnmf-local", 4, variant="paper", local_steps=5, align="assignment"),
+    "fnmf common": build("fnmf-local", 4, local_steps=5, init_mode="shared", align="assignment"),
+    "fnmf partial": build("fnmf-local", 4, local_steps=5, client_align=PartialAssignment(), align="assignment"),
     "fnmf soft": build(
-        "fnmf-alone", 4, local_steps=5, client_align=Sinkhorn(), server_align=Sinkhorn(), align="assignment"
+        "fnmf-local", 4, local_steps=5, client_align=Sinkhorn(), server_align=Sinkhorn(), align="assignment"
     ),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=5),
-    "fnmf personal": replace(build("fnmf-alone", 4, local_steps=5, align="assignment"), joining=Personal()),
+    "fnmf personal": replace(build("fnmf-local", 4, local_steps=5, align="assignment"), joining=Personal()),
     "fedprox": build("fedprox", 4, local_steps=5),
-    "ipalm once": build("ipalm-once", 4, local_steps=5),
-    "mur once": build("mur-once", 4, local_steps=5),
+    "ipalm once": build("one-shot-ipalm", 4, local_steps=5),
+    "mur once": build("one-shot-mu", 4, local_steps=5),
 }
 
 
@@ -98,7 +98,7 @@ def test_only_declared_arrays_are_sent(name):
 @pytest.mark.parametrize("align", [Assignment(), PartialAssignment(), Sinkhorn()], ids=lambda a: type(a).__name__)
 def test_a_barycenter_by_sums_is_that_of_the_server(sweeps, align):
     shards = shards_of(data(), 5)
-    by_sums = build("fnmf-by-sums", 4, align=align, sweeps=sweeps, local_steps=20, start="common")
+    by_sums = build("fnmf-by-sums", 4, align=align, sweeps=sweeps, local_steps=20, init_mode="shared")
     at_server = replace(
         by_sums,
         upload=WholeUpload(),
@@ -116,7 +116,7 @@ def test_a_barycenter_by_sums_can_be_masked():
     plain, masked = run(program, shards, 6), run(program, shards, 6, reduction=PairwiseMasks())
     assert_allclose(masked[-1].model["H"], plain[-1].model["H"], rtol=1e-6, atol=1e-8)
     with pytest.raises(CompositionError):
-        run(build("fnmf-alone", 4, align="assignment"), shards, 1, reduction=PairwiseMasks())
+        run(build("fnmf-local", 4, align="assignment"), shards, 1, reduction=PairwiseMasks())
 
 
 def test_a_party_that_misses_the_first_sweep_adds_nothing_to_that_round():
@@ -136,9 +136,9 @@ def test_alignment_saves_what_averaging_by_position_destroys():
     errors = {}
     for name, program in {
         "exact": build("exact", 5, local_steps=5),
-        "fnmf": build("fnmf-alone", 5, local_steps=300, align="assignment"),
+        "fnmf": build("fnmf-local", 5, local_steps=300, align="assignment"),
         "sums": build("fnmf-by-sums", 5, local_steps=300, sweeps=3),
-        "fedavg": build("ipalm-once", 5, local_steps=200),
+        "fedavg": build("one-shot-ipalm", 5, local_steps=200),
         "fedprox": build("fedprox", 5, local_steps=200),
     }.items():
         H = run(program, shards, {"exact": 100, "sums": 6}.get(name, 2))[-1].model["H"]
@@ -181,24 +181,24 @@ def test_personal_parties_keep_what_is_theirs():
 def test_starts_are_what_they_say():
     layout = Layout(("a", "b", "c"), 24, 5)
     shard = Shard("a", as_matrix(data()), 11)
-    assert CommonStart().model(layout, 4, stream(5, "start")).shape == (24, 4)
-    assert IndependentStart().model(layout, 4, stream(5, "start")) is None
-    announced = IndependentStart(announced=True).model(layout, 4, stream(5, "start"))
+    assert SharedInit().model(layout, 4, stream(5, "start")).shape == (24, 4)
+    assert LocalInit().model(layout, 4, stream(5, "start")) is None
+    announced = LocalInit(announced=True).model(layout, 4, stream(5, "start"))
     assert 0.4 < announced.mean() < 0.6
     assert announced.std() < 0.2, "a mean of three"
-    own = IndependentStart().columns(shard, None, 4)
-    assert_array_equal(own, IndependentStart().columns(shard, announced, 4))
-    assert not np.allclose(own, IndependentStart().columns(replace(shard, secret=12), None, 4))
-    W = IndependentStart().weights(shard, own, accelerated_hals())
+    own = LocalInit().columns(shard, None, 4)
+    assert_array_equal(own, LocalInit().columns(shard, announced, 4))
+    assert not np.allclose(own, LocalInit().columns(replace(shard, secret=12), None, 4))
+    W = LocalInit().weights(shard, own, accelerated_hals())
     assert (W @ own.T).mean() == pytest.approx(data().mean(), rel=0.2)
-    server, model = build("fnmf-alone", 4, align="assignment").start_server(layout)
+    server, model = build("fnmf-local", 4, align="assignment").start_server(layout)
     assert "H" not in model.arrays
     assert server.model["H"].shape == (4, 24)
 
 
 def test_nothing_is_pulled_in_free_rounds():
     shards = shards_of(data())
-    free = replace(build("fnmf-alone", 4, local_steps=6, start="common", align="assignment"), free_rounds=1)
+    free = replace(build("fnmf-local", 4, local_steps=6, init_mode="shared", align="assignment"), free_rounds=1)
     alone = replace(free, coupling=AlignedProximalTerm(0.0))
     tied = replace(free, free_rounds=0, coupling=AlignedProximalTerm(5.0))
     assert_allclose(run(free, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"], rtol=1e-12)
@@ -228,7 +228,7 @@ def test_rows_that_nobody_matched_stay():
             ),
             CompositionError,
         ),
-        (lambda: build("fnmf-alone", 4, variant="printed", align="assignment"), ParameterError),
+        (lambda: build("fnmf-local", 4, variant="printed", align="assignment"), ParameterError),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(make, error):

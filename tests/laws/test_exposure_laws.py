@@ -240,8 +240,8 @@ def test_the_word_of_a_run_is_the_worst_of_its_parties_and_the_support_is_their_
 
 PROGRAMS = {
     "exact": build("exact", 3, local_steps=5),
-    "fnmf": exact_after(build("fnmf-alone", 3, local_steps=2, align="assignment"), LONG_ROUNDS),
-    "long fnmf": exact_after(build("fnmf-alone", 3, local_steps=2, align="assignment"), 4),
+    "fnmf": exact_after(build("fnmf-local", 3, local_steps=2, align="assignment"), LONG_ROUNDS),
+    "long fnmf": exact_after(build("fnmf-local", 3, local_steps=2, align="assignment"), 4),
     "game": build("game", 3),
     "sketches": SketchedStatistics(3, Gaussian(5)),
 }
@@ -440,7 +440,7 @@ def printed(*words):
 
 FITS = {
     "exact": ["--method", "exact"],
-    "masked": ["--method", "exact", "--masked"],
+    "secure_aggregation": ["--method", "exact", "--secure-aggregation"],
     "noise": ["--method", "exact", "--epsilon", 1, "--unit", "row", "--row-bound", 5],
     "fedavg": ["--method", "fedavg"],
     "game": ["--method", "game"],

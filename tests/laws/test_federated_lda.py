@@ -24,7 +24,7 @@ from partsong.errors import CompositionError, DataError, ParameterError, ShapeEr
 from partsong.io.state_file import read_state, write_state
 from partsong.kernels import lda as compiled_lda
 from partsong.methods.fedlda import DocumentTopics, FederatedLDA
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.lda import TopicRows, expectations
 
 TOPICS, WORDS, DOCUMENTS = 4, 30, 90
@@ -201,7 +201,7 @@ def test_masked_is_plain():
     X, _ = corpus()
     absent = {1: frozenset({"p01"})}
     plain = run(FederatedLDA(TOPICS), split(X), 3, absent=absent)
-    masked = run(FederatedLDA(TOPICS), split(X), 3, absent=absent, reduction=MaskedSum(bound=1e6))
+    masked = run(FederatedLDA(TOPICS), split(X), 3, absent=absent, reduction=SecureSum(bound=1e6))
     assert_allclose(totals(masked), totals(plain), rtol=1e-8, atol=1e-9)
     assert masked[-1].metrics["perplexity"] == pytest.approx(plain[-1].metrics["perplexity"], rel=1e-8)
 

@@ -348,7 +348,7 @@ def test_unknown_cells_change_nothing_and_known_zeros_do(order):
     rows, columns = np.nonzero(known)
     forms = {
         "NaN": np.where(known, X, np.nan),
-        "masked": np.ma.array(np.where(known, X, 1e6), mask=~known),
+        "secure_aggregation": np.ma.array(np.where(known, X, 1e6), mask=~known),
         "other values": np.ma.array(np.where(known, X, 0.0), mask=~known),
         "stored": sp.coo_array((X[known], (rows, columns)), shape=X.shape),
     }

@@ -53,7 +53,7 @@ from partsong.secure_aggregation.messages import (
     masks_of,
     names_as_array,
 )
-from partsong.secure_aggregation.protocol import MaskedSum, roster_of
+from partsong.secure_aggregation.protocol import SecureSum, roster_of
 from partsong.secure_aggregation.secret_sharing import Secrets, dealt, dealt_bytes, split_for
 from partsong.sketch.kinds import Gaussian
 
@@ -90,7 +90,7 @@ class Play:
     `asked` are those who take part (all, if nobody is named); those before left a sum for this one to go on from.
     """
 
-    reduction: MaskedSum = field(default_factory=MaskedSum)
+    reduction: SecureSum = field(default_factory=SecureSum)
     aggregation: Any = Sum()
     silent: dict[str, int] = field(default_factory=dict)
     change: Any = None
@@ -152,17 +152,17 @@ def require_sum(total, messages, reduction):
 
 def predictable(seed, **more):
     with pytest.warns(PredictableMasks):
-        return MaskedSum(source=InsecureSource(seed, "masks"), **more)
+        return SecureSum(source=InsecureSource(seed, "masks"), **more)
 
 
 @pytest.mark.parametrize("parties", [3, 4, 5, 10, 30, pytest.param(100, marks=pytest.mark.slow)])
 def test_sums_of_values_from_0_to_1e9_are_within_the_printed_error(parties):
     uploads = uploads_of(parties)
-    done = Play(MaskedSum(batch=2))(uploads)
-    require_sum(done.total, list(uploads.values()), MaskedSum())
+    done = Play(SecureSum(batch=2))(uploads)
+    require_sum(done.total, list(uploads.values()), SecureSum())
     assert done.names == tuple(uploads)
-    error = MaskedSum().error("H", parties)
-    assert f"off by at most {error:.2g}" in MaskedSum().told(["H"], parties)
+    error = SecureSum().error("H", parties)
+    assert f"off by at most {error:.2g}" in SecureSum().told(["H"], parties)
 
 
 @settings(max_examples=25, deadline=None)
@@ -174,7 +174,7 @@ def test_sums_of_any_values_and_any_dropouts_that_leave_enough(data):
     uploads = {
         n: Message({"H": np.array(data.draw(values))}, data.draw(st.integers(0, 10**9))) for n in names_of(parties)
     }
-    reduction = MaskedSum(bound=bound, batch=2)
+    reduction = SecureSum(bound=bound, batch=2)
     spare = parties - max(reduction.threshold(parties), 3)
     lost = data.draw(st.lists(st.sampled_from(names_of(parties)), max_size=spare, unique=True))
     silent = {name: data.draw(st.integers(0, 3)) for name in lost}
@@ -192,8 +192,8 @@ def test_sums_of_any_values_and_any_dropouts_that_leave_enough(data):
 
 RECIPES = {
     "fedprox": build("fedprox", 4, local_steps=3),
-    "ipalm once": build("ipalm-once", 4, local_steps=3),
-    "mur once": build("mur-once", 4, local_steps=3),
+    "ipalm once": build("one-shot-ipalm", 4, local_steps=3),
+    "mur once": build("one-shot-mu", 4, local_steps=3),
     "syn-sd": build("syn-sd", 4, local_steps=3),
     "syn-ssd-u": build("syn-ssd-u", 4, local_steps=3),
     "syn-ssd-v": build("syn-ssd-v", 4, local_steps=3),
@@ -228,7 +228,7 @@ def test_programs_whose_sums_show_single_parties_are_refused():
     assert refused
     for program in refused:
         with pytest.raises(CompositionError, match="one party alone"):
-            next(iter(Sequential().run(program, shards_of(data(), [20, 40, 60]), Schedule(1), reduction=MaskedSum())))
+            next(iter(Sequential().run(program, shards_of(data(), [20, 40, 60]), Schedule(1), reduction=SecureSum())))
 
 
 @pytest.mark.parametrize("engine", [Sequential(record=True), Parallel(2, record=True)], ids=lambda e: type(e).__name__)
@@ -236,11 +236,11 @@ def test_programs_whose_sums_show_single_parties_are_refused():
 def test_every_program_of_sums_runs_masked_on_every_engine(name, engine):
     program, shards = reducible_programs()[name], shards_of(data(), [20, 40, 60])
     openly = run_openly(program, shards, 4)
-    masked = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5, batch=3)))
+    masked = list(engine.run(program, shards, Schedule(4, 3), reduction=SecureSum(bound=1e5, batch=3)))
     assert_allclose(masked[-1].model["H"], openly[-1].model["H"], rtol=1e-6, atol=1e-8)
     phases = [sorted({phase for _, phase, _ in done.traffic}) for done in masked]
     assert phases == [[0, 1, 2, 3], [2, 3], [2, 3], [0, 1, 2, 3]]
-    again = list(Sequential().run(program, shards, Schedule(4, 3), reduction=MaskedSum(bound=1e5)))
+    again = list(Sequential().run(program, shards, Schedule(4, 3), reduction=SecureSum(bound=1e5)))
     assert_array_equal(masked[-1].model["H"], again[-1].model["H"], "masks leave no trace, whatever was drawn")
     assert masked[1].bytes_up == again[1].bytes_up
 
@@ -269,7 +269,7 @@ TABLE = {
 def test_masked_sums_of_every_recipe_are_the_open_ones_to_the_printed_error(name):
     """Σ lift(upload) of every exchange, from the very uploads that an open run has seen; integers to the last digit."""
     program, bounds = TABLE[name]
-    reduction, X = MaskedSum(**bounds), np.round(10 * data())
+    reduction, X = SecureSum(**bounds), np.round(10 * data())
     rounds = list(
         Sequential(record=True).run(program, shards_of(X, [20, 40, 60]), Schedule(3, 3), reduction=InTheOpen())
     )
@@ -293,13 +293,13 @@ def test_masked_sums_of_every_recipe_are_the_open_ones_to_the_printed_error(name
 def test_noise_in_shares_is_summed_over_as_many_as_share_it_and_within_its_bounds(engine):
     shards, program = shards_of(data(), [20, 40, 60]), replace(PRIVATE_ROWS, shares=4)
     for reduction, words in (
-        (MaskedSum(bounds=ROW_BOUNDS), r"as few as 3 parties.*needs 4.*fewest=4"),
-        (MaskedSum(fewest=4), r"'gram' may reach ±4.5036e\+15, not ±1e\+09.*bounds=\{'gram'"),
-        (MaskedSum(fewest=4, bounds={"gram": MASKED_BOUND}), r"by PrivateStatistics 'cross' may reach"),
+        (SecureSum(bounds=ROW_BOUNDS), r"as few as 3 parties.*needs 4.*fewest=4"),
+        (SecureSum(fewest=4), r"'gram' may reach ±4.5036e\+15, not ±1e\+09.*bounds=\{'gram'"),
+        (SecureSum(fewest=4, bounds={"gram": MASKED_BOUND}), r"by PrivateStatistics 'cross' may reach"),
     ):
         with pytest.raises(CompositionError, match=words):
             next(iter(engine.run(program, shards, Schedule(2, 3), reduction=reduction)))
-    masked = MaskedSum(fewest=4, bounds=ROW_BOUNDS)
+    masked = SecureSum(fewest=4, bounds=ROW_BOUNDS)
     assert len(list(engine.run(program, shards, Schedule(2, 3), reduction=masked))) == 2
     absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
     with pytest.raises(TooFewParties, match=r"3 parties .*4 are needed"):
@@ -312,13 +312,13 @@ def test_a_party_beyond_its_bound_can_be_left_out_and_nothing_else_is_lost(name,
     """What is found out before masking is that party's fault alone; a run without it has the same sums, to the bit."""
     shards, program = shards_of(data(), [20, 40, 60]), reducible_programs()[name]
     shards[1] = replace(shards[1], matrix=as_matrix(1e6 * shards[1].matrix.X))
-    masked = {"reduction": MaskedSum(bound=1e4)}
+    masked = {"reduction": SecureSum(bound=1e4)}
     with pytest.raises(UploadError, match=r"'p01'.*±10000") as caught:
         list(engine.run(program, shards, Schedule(3, 3), **masked))
-    assert any('faulty="leave out"' in note for note in caught.value.__notes__)
+    assert any('on_party_error="skip"' in note for note in caught.value.__notes__)
     without = Schedule(3, 3, absent=dict.fromkeys(range(3), frozenset({"p01"})))
     known = list(engine.run(program, shards, without, **masked))
-    rounds = list(engine.run(program, shards, Schedule(3, 3, faulty="leave out"), **masked))
+    rounds = list(engine.run(program, shards, Schedule(3, 3, on_party_error="skip"), **masked))
     for done, other in zip(rounds, known, strict=True):
         assert_array_equal(done.model["H"], other.model["H"])
         assert done.participants == ("p00", "p02", "p03")
@@ -326,22 +326,22 @@ def test_a_party_beyond_its_bound_can_be_left_out_and_nothing_else_is_lost(name,
         assert done.bytes_up["p01"] == 0
         assert done.checkpoint.parties["p01"] == other.checkpoint.parties["p01"], "its state stands still"
     with pytest.raises(TooFewParties, match=r"Only 2 parties \(p00, p02\)") as caught:
-        list(engine.run(program, shards[:3], Schedule(3, 3, faulty="leave out"), **masked))
+        list(engine.run(program, shards[:3], Schedule(3, 3, on_party_error="skip"), **masked))
     assert any("Left out of it was 'p01'" in note and "±10000" in note for note in caught.value.__notes__)
-    small = MaskedSum(bound=1e-3)
+    small = SecureSum(bound=1e-3)
     with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties are faulty. The first, 'p00'"):
-        list(engine.run(program, shards, Schedule(3, 3, faulty="leave out"), reduction=small))
+        list(engine.run(program, shards, Schedule(3, 3, on_party_error="skip"), reduction=small))
 
 
 @pytest.mark.parametrize("variant", ["UV", "V"])
 def test_sketched_programs_run_masked(variant):
     program, shards = program_of(variant), shards_of(data(), [30, 60])
     openly = run_openly(program, shards, 8)[-1].model["H"]
-    masked = list(Sequential().run(program, shards, Schedule(8, 3), reduction=MaskedSum(bound=1e5)))[-1]
+    masked = list(Sequential().run(program, shards, Schedule(8, 3), reduction=SecureSum(bound=1e5)))[-1]
     assert_allclose(masked.model["H"], openly, rtol=1e-6, atol=1e-8)
     hidden = SketchedStatistics(4, Gaussian(9), budget="total")
     in_the_open = run_openly(replace(hidden, is_guarded=False), shards, 5)[-1].model["H"]
-    masked = list(Sequential().run(hidden, shards, Schedule(5, 3), reduction=MaskedSum()))[-1]
+    masked = list(Sequential().run(hidden, shards, Schedule(5, 3), reduction=SecureSum()))[-1]
     assert_allclose(masked.model["H"], in_the_open, rtol=1e-5, atol=1e-7)
 
 
@@ -351,7 +351,7 @@ def test_tensors_run_masked(kind):
     parts, program = np.array_split(data(), 4), build("exact", 4, local_steps=5)
     shards = [Shard(f"p{i}", as_matrix(torch.tensor(x, dtype=getattr(torch, kind))), i) for i, x in enumerate(parts)]
     openly = run_openly(program, shards, 3)[-1].model["H"]
-    masked = list(Sequential().run(program, shards, Schedule(3, 3), reduction=MaskedSum(bound=1e5)))[-1].model["H"]
+    masked = list(Sequential().run(program, shards, Schedule(3, 3), reduction=SecureSum(bound=1e5)))[-1].model["H"]
     assert masked.dtype == openly.dtype
     tolerance = 1e-4 if kind == "float32" else 1e-7
     assert_allclose(masked.numpy(), openly.numpy(), rtol=tolerance, atol=tolerance)
@@ -362,7 +362,7 @@ def test_tensors_run_masked(kind):
 def test_dropouts_in_each_phase_leave_the_sum_of_the_survivors(aggregation, phase):
     uploads = uploads_of(7, high=10.0)
     silent = {"p001": phase, "p006": max(0, phase - 1), "p003": phase}
-    reduction = MaskedSum(bound=1e6)
+    reduction = SecureSum(bound=1e6)
     alone = Play(reduction, aggregation, silent)(uploads)
     inside = Play(reduction, aggregation, silent)(uploads, before=Play(reduction, aggregation)(uploads), index=1)
     kept = [name for name in uploads if silent.get(name, 9) > UPLOAD]
@@ -378,7 +378,7 @@ def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
     shards, program = shards_of(data(), [20, 40, 60]), build("exact", 4, local_steps=5)
     for phase in range(4):
         schedule = Schedule(3, 3, silent={1: {"p01": phase}})
-        rounds = list(Sequential().run(program, shards, schedule, reduction=MaskedSum()))
+        rounds = list(Sequential().run(program, shards, schedule, reduction=SecureSum()))
         everyone = ("p00", "p01", "p02", "p03")
         kept = everyone if phase > UPLOAD else ("p00", "p02", "p03")
         assert [done.participants for done in rounds] == [everyone, kept, everyone]
@@ -392,8 +392,8 @@ def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
 def test_a_masked_run_that_is_resumed_is_the_uninterrupted_one(name, engine):
     """Keys are made anew, and sums have no trace of them; a checkpoint holds none."""
     shards, program = shards_of(data(), [20, 40, 60]), reducible_programs()[name]
-    whole = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum()))
-    rest = list(engine.run(program, shards, Schedule(4, 3), reduction=MaskedSum(), resume=whole[1].checkpoint))
+    whole = list(engine.run(program, shards, Schedule(4, 3), reduction=SecureSum()))
+    rest = list(engine.run(program, shards, Schedule(4, 3), reduction=SecureSum(), resume=whole[1].checkpoint))
     for done, known in zip(rest, whole[2:], strict=True):
         assert_array_equal(done.model["H"], known.model["H"])
         assert (done.index, done.participants) == (known.index, known.participants)
@@ -411,7 +411,7 @@ def test_too_many_dropouts_end_the_sum_and_reveal_nothing(phase, inside):
         Play(silent=silent)(uploads_of(7), before=before, index=int(inside), played=played)
     assert played.total is None
     answers = played.sent(UNMASKING)
-    assert len(answers) < MaskedSum().threshold(7), "less than t have answered, and no answer can be read"
+    assert len(answers) < SecureSum().threshold(7), "less than t have answered, and no answer can be read"
     assert phase == UNMASKING or not answers
 
 
@@ -420,16 +420,16 @@ def test_less_than_three_are_refused_wherever_they_are_counted():
         Play()(uploads_of(2))
     for fewest in (2, 3.5, float("nan"), "4", None):
         with pytest.raises(ParameterError, match=f"fewest={fewest!r}"):
-            MaskedSum(fewest=fewest)
+            SecureSum(fewest=fewest)
     shards, program = shards_of(data(), [20, 40]), build("exact", 4, local_steps=5)
     absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
     with pytest.raises(PartyError, match=r"Only 2 parties \(p00, p02\).*round 1.*Nothing was sent"):
-        list(Sequential().run(program, shards, absent, reduction=MaskedSum()))
+        list(Sequential().run(program, shards, absent, reduction=SecureSum()))
     silent = Schedule(2, 3, silent={1: {"p01": 2}})
     with pytest.raises(PartyError, match=r"phase 2.*2 of 3.*3 are needed.*'p01'"):
-        list(Sequential().run(program, shards, silent, reduction=MaskedSum()))
+        list(Sequential().run(program, shards, silent, reduction=SecureSum()))
     later = Schedule(2, 3, silent={1: {"p01": UNMASKING}})
-    rounds = list(Sequential().run(program, shards, later, reduction=MaskedSum()))
+    rounds = list(Sequential().run(program, shards, later, reduction=SecureSum()))
     assert rounds[1].participants == ("p00", "p01", "p02"), "it is in the sum, and two can remove the masks"
 
 
@@ -438,10 +438,10 @@ def test_less_than_three_are_refused_wherever_they_are_counted():
     [(0.5, {3: 2, 4: 3, 5: 3, 100: 51}), (2 / 3, {3: 3, 4: 3, 6: 5, 9: 7, 99: 67, 100: 67})],
 )
 def test_a_threshold_is_more_than_its_part_of_all(majority, thresholds):
-    assert {n: MaskedSum(majority=majority).threshold(n) for n in thresholds} == thresholds
+    assert {n: SecureSum(majority=majority).threshold(n) for n in thresholds} == thresholds
     for bad in (0.0, 0.49, 1.0, np.nan):
         with pytest.raises(ParameterError, match="majority"):
-            MaskedSum(majority=bad)
+            SecureSum(majority=bad)
 
 
 @pytest.mark.parametrize("content", ["zeros", "one value", "largest"])
@@ -513,8 +513,8 @@ def test_what_is_sent_holds_no_plain_number():
 
 
 def test_secrets_are_not_shown_and_not_kept_longer_than_for_their_sum():
-    first = Play(MaskedSum(batch=2))(uploads_of(4))
-    second = Play(MaskedSum(batch=2))(uploads_of(4), before=first, index=1)
+    first = Play(SecureSum(batch=2))(uploads_of(4))
+    second = Play(SecureSum(batch=2))(uploads_of(4), before=first, index=1)
     for done, kept in ((first, {1}), (second, set())):
         for name, seat in done.seats.items():
             shown = repr(done.drafts[name]) + repr(seat) + repr(done.members[name])
@@ -536,15 +536,15 @@ def test_keys_and_masks_are_fresh_in_every_sum():
         assert one.key != other.key
         assert one.seed != other.seed
         assert (first.sent(UPLOAD)[name]["body"] != second.sent(UPLOAD)[name]["body"]).mean() > 0.9
-    require_sum(second.total, list(uploads_of(4).values()), MaskedSum())
+    require_sum(second.total, list(uploads_of(4).values()), SecureSum())
     drawn = [text for dealer in first.dealers.values() for one in dealer.secrets for text in (one.seed, one.key)]
     assert len(set(drawn)) == 4 * 16 * 2
 
 
 def test_randomness_comes_from_the_system_and_everything_else_is_loud():
-    assert MaskedSum().source is system_source
+    assert SecureSum().source is system_source
     with pytest.warns(PredictableMasks, match="hide nothing"):
-        MaskedSum(source=InsecureSource(1))
+        SecureSum(source=InsecureSource(1))
     one, other = (Play(predictable(3))(uploads_of(3)) for _ in range(2))
     assert_array_equal(one.sent(UPLOAD)["p000"]["body"], other.sent(UPLOAD)["p000"]["body"])
 
@@ -568,14 +568,14 @@ def test_a_bad_value_is_refused_at_its_party_before_anything_is_sent(fault):
     weighty = {name: replace(message, weight=2e9) for name, message in uploads_of(4).items()}
     with pytest.raises(UploadError, match=r"'p000'.*weight.*±1e\+09"):
         Play()(weighty)
-    assert Play(MaskedSum(bounds={"H": 2e9}))({**uploads_of(4), "p001": replace_H(1.5e9)}).names
+    assert Play(SecureSum(bounds={"H": 2e9}))({**uploads_of(4), "p001": replace_H(1.5e9)}).names
 
 
 class Liar:
     """A reduction that has one party add any numbers modulo 2⁶⁴ instead of its own."""
 
     def __init__(self, lie):
-        self.inner, self.lie = MaskedSum(), lie
+        self.inner, self.lie = SecureSum(), lie
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
@@ -613,7 +613,7 @@ def test_a_lie_within_the_reach_of_all_parties_is_not_noticed():
     """As docs/security.md has it: a liar adds more than its own bound, and the sum stays below n times that."""
 
     def more_than_its_bound(vector):
-        vector[0] = np.uint64(2 * MaskedSum().encoding(3).grid_of("H").reach(1))
+        vector[0] = np.uint64(2 * SecureSum().encoding(3).grid_of("H").reach(1))
         return vector
 
     assert Play(Liar(more_than_its_bound))(uploads_of(3, high=1.0)).total["H"][0, 0] > 1.9e9
@@ -717,7 +717,7 @@ def test_contents_that_are_none_are_an_error_of_ours(contents):
 )
 def test_a_message_of_another_round_or_party_is_refused(phase, batch):
     """Of another set-up, and of another sum of the same one."""
-    first = Play(MaskedSum(batch=batch))(uploads_of(5))
+    first = Play(SecureSum(batch=batch))(uploads_of(5))
     words = rf"'p002', phase {phase} \({PHASES[phase]}\) .* round 1: .*(forged|repeated|a key that|signing key)"
 
     def repeated(at, inbox):
@@ -728,7 +728,7 @@ def test_a_message_of_another_round_or_party_is_refused(phase, batch):
 
     for change in (repeated, borrowed):
         with pytest.raises(PartyError, match=words):
-            Play(MaskedSum(batch=batch), change=change)(uploads_of(5), before=first, index=1)
+            Play(SecureSum(batch=batch), change=change)(uploads_of(5), before=first, index=1)
 
 
 def test_an_upload_of_the_same_round_of_an_earlier_run_is_refused():
@@ -751,7 +751,7 @@ def test_keys_of_an_earlier_run_put_nobody_into_a_sum():
     last = KEYS
     done = Play(silent={"p002": 0}, change=again)(uploads_of(5))
     assert done.names == ("p000", "p001", "p003", "p004")
-    require_sum(done.total, [uploads_of(5)[name] for name in done.names], MaskedSum())
+    require_sum(done.total, [uploads_of(5)[name] for name in done.names], SecureSum())
     last = SHARES
     with pytest.raises(PartyError, match=r"'p002', phase 1 \(shares\).*repeated"):
         Play(silent={"p002": 0}, change=again)(uploads_of(5))
@@ -814,7 +814,7 @@ def answers_to(played, lists):
     said = {}
     for name, survivors in lists.items():
         heard = Message({"survivors": names_as_array(survivors)}, 0.0)
-        _, message = MaskedSum().send(UNMASKING, played.seats[name], heard)
+        _, message = SecureSum().send(UNMASKING, played.seats[name], heard)
         said[name] = (tuple(survivors), message["body"].tobytes())
     return said
 
@@ -845,7 +845,7 @@ def read_by_a_liar(played, said, accomplices=()):
 
 def at_the_list(parties, reduction=None, index=0):
     played = Played({}, None)
-    Play(reduction or MaskedSum(), until=UNMASKING)(uploads_of(parties), index=index, played=played)
+    Play(reduction or SecureSum(), until=UNMASKING)(uploads_of(parties), index=index, played=played)
     return played
 
 
@@ -869,8 +869,8 @@ def require_that_one_list_is_read(parties, reduction, accomplices=()):
 @pytest.mark.parametrize("parties", range(4, 9))
 def test_a_server_that_shows_two_lists_reads_one_at_most_and_of_halves_none(parties):
     """It wants the seed of the last party from some and its mask key from others."""
-    require_that_one_list_is_read(parties, MaskedSum(batch=1))
-    strict = MaskedSum(majority=2 / 3, batch=1)
+    require_that_one_list_is_read(parties, SecureSum(batch=1))
+    strict = SecureSum(majority=2 / 3, batch=1)
     for count in range(1, parties):
         if 2 * strict.threshold(parties) > parties + count:
             require_that_one_list_is_read(parties, strict, tuple(names_of(parties)[1 : count + 1]))
@@ -885,11 +885,11 @@ def not_bound_to_the_list(secret, route, listed):
 
 @pytest.mark.parametrize("fault", ["tokens for any list", "a threshold of half", "too many accomplices"])
 def test_the_law_of_one_list_finds_planted_faults(fault, monkeypatch):
-    reduction, accomplices = MaskedSum(batch=1), ()
+    reduction, accomplices = SecureSum(batch=1), ()
     if fault == "tokens for any list":
         monkeypatch.setattr(secret_sharing, "token", not_bound_to_the_list)
     elif fault == "a threshold of half":
-        monkeypatch.setattr(MaskedSum, "threshold", lambda self, parties: parties // 2)
+        monkeypatch.setattr(SecureSum, "threshold", lambda self, parties: parties // 2)
     else:
         accomplices = ("p001", "p002")
     with pytest.raises(AssertionError):
@@ -926,7 +926,7 @@ def test_different_dropouts_shown_to_different_parties_reveal_nothing(fooled):
 @pytest.mark.parametrize("what", ["participants", "model"])
 def test_parties_of_different_sums_do_not_answer_for_each_other(what):
     """A server that tells some of them about other participants, or another model, and asks all for the same list."""
-    reduction, uploads = MaskedSum(), uploads_of(6)
+    reduction, uploads = SecureSum(), uploads_of(6)
     before, played = Play(reduction)(uploads), Played({}, None)
     Play(reduction, until=UPLOAD)(uploads, before=before, index=1, played=played)
     names = names_of(6)[:5]
@@ -944,7 +944,7 @@ def test_parties_of_different_sums_do_not_answer_for_each_other(what):
 
 def test_a_server_that_asks_twice_is_refused():
     played = at_the_list(5)
-    reduction, seat = MaskedSum(), played.seats["p000"]
+    reduction, seat = SecureSum(), played.seats["p000"]
     seat, _ = reduction.send(UNMASKING, seat, other_list(Message({})))
     for phase in (*range(4), 4, 9, -1):
         with pytest.raises(PartyError, match=rf"'p000'.*phase {phase} out of turn.*both secrets"):
@@ -965,7 +965,7 @@ def test_a_server_that_asks_twice_is_refused():
 )
 def test_a_party_answers_no_list_that_would_single_somebody_out(listed, words):
     with pytest.raises(PartyError, match=words):
-        MaskedSum().send(UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
+        SecureSum().send(UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
 
 
 def revealed_in(played):
@@ -1012,7 +1012,7 @@ def require_that_sums_do_not_help_each_other(reduction):
 
 
 def test_a_key_that_was_given_away_is_of_no_use_in_the_next_sum(monkeypatch):
-    require_that_sums_do_not_help_each_other(MaskedSum())
+    require_that_sums_do_not_help_each_other(SecureSum())
     drawn = client._advertise
 
     def reused(seat, heard):
@@ -1025,10 +1025,10 @@ def test_a_key_that_was_given_away_is_of_no_use_in_the_next_sum(monkeypatch):
 
     monkeypatch.setattr(client, "_advertise", reused)
     with pytest.raises(PartyError, match="has sent as well"):
-        require_that_sums_do_not_help_each_other(MaskedSum())
+        require_that_sums_do_not_help_each_other(SecureSum())
     monkeypatch.setattr(admission, "_check_keys", lambda scene, adverts: None)
     with pytest.raises(AssertionError):
-        require_that_sums_do_not_help_each_other(MaskedSum())
+        require_that_sums_do_not_help_each_other(SecureSum())
 
 
 def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
@@ -1167,7 +1167,7 @@ def set_up_bytes(parties, batch):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_bytes_are_those_of_the_formula(batch):
-    parties, reduction = 6, MaskedSum(batch=batch)
+    parties, reduction = 6, SecureSum(batch=batch)
     first = Play(reduction)(uploads_of(parties))
     second = Play(reduction, silent={"p001": UPLOAD, "p004": UNMASKING})(uploads_of(parties), before=first, index=1)
     about = 32 + len(admission.told(first.drafts["p000"].about.contents))
@@ -1210,7 +1210,7 @@ def test_a_sum_takes_two_exchanges_inside_a_batch_and_four_with_its_set_up(batch
     """A set-up when the batch is used up, for somebody who was not in it, and for fewer than can remove its masks."""
     shards, program = shards_of(data(), [15, 30, 45, 60, 75]), build("exact", 4, local_steps=5)
     schedule = Schedule(5, 3, {index: frozenset(names) for index, names in absent.items()}, silent)
-    rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=MaskedSum(batch=batch)))
+    rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=SecureSum(batch=batch)))
     assert phases_of(rounds) == expected
     missing = {**absent, **{index: {n for n, at in some.items() if at <= UPLOAD} for index, some in silent.items()}}
     openly = run_openly(
@@ -1222,12 +1222,12 @@ def test_a_sum_takes_two_exchanges_inside_a_batch_and_four_with_its_set_up(batch
 def test_bad_batches_are_refused():
     for batch in (0, -1, 1025, 2.5, "16", None):
         with pytest.raises(ParameterError, match=f"batch={batch!r}"):
-            MaskedSum(batch=batch)
+            SecureSum(batch=batch)
 
 
 def test_who_was_not_in_the_set_up_is_not_summed_with_those_who_were():
     """The server cannot have it otherwise: whom a party has no keys of, it does not mask with."""
-    reduction, uploads, names = MaskedSum(), uploads_of(5), tuple(names_of(5))
+    reduction, uploads, names = SecureSum(), uploads_of(5), tuple(names_of(5))
     before = Play(reduction, asked=names[:4])(uploads)
     occasion = replace(before.occasion, index=1, participants=names)
     assert reduction.first(before.desk, occasion) == KEYS
@@ -1245,20 +1245,20 @@ def test_who_was_not_in_the_set_up_is_not_summed_with_those_who_were():
 def test_a_roster_is_pinned_or_learnt_once():
     names, uploads = names_of(4), uploads_of(4)
     shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in names]
-    pinned = MaskedSum(roster=roster_of(shards))
+    pinned = SecureSum(roster=roster_of(shards))
     done = Play(pinned)(uploads)
     require_sum(done.total, list(uploads.values()), pinned)
     with pytest.raises(ParameterError, match=r"'p000' is not in the roster with the key"):
-        Play(MaskedSum(roster={**roster_of(shards), "p000": bytes(32)}))(uploads)
+        Play(SecureSum(roster={**roster_of(shards), "p000": bytes(32)}))(uploads)
     with pytest.raises(ParameterError, match=r"'p003' is not in the roster"):
-        Play(MaskedSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
+        Play(SecureSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
     with pytest.raises(ParameterError, match=r"'p000' has no secret, so that everybody could sign for it"):
         pinned.enrol("p000", 0, done.occasion.layout)
-    learnt = Play(MaskedSum(batch=1))(uploads)
-    stranger = MaskedSum(batch=1).enrol("p002", 12345, learnt.occasion.layout)
+    learnt = Play(SecureSum(batch=1))(uploads)
+    stranger = SecureSum(batch=1).enrol("p002", 12345, learnt.occasion.layout)
     learnt.members["p002"] = stranger
     with pytest.raises(PartyError, match=r"'p002', phase 0 .*signing key is not the one that it is known by"):
-        Play(MaskedSum(batch=1))(uploads, before=learnt, index=1)
+        Play(SecureSum(batch=1))(uploads, before=learnt, index=1)
 
 
 def play_with(reduction, seats, occasion):
@@ -1273,7 +1273,7 @@ def play_with(reduction, seats, occasion):
 
 def test_parties_that_were_sent_different_models_are_not_summed():
     """Else a server could send one party a model of its own, and see what it alone does to the sum."""
-    reduction, played = MaskedSum(), Played({}, None)
+    reduction, played = SecureSum(), Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
     for model in (Message({"H": np.zeros(2)}), Message({"H": np.ones(2)}, 2.0), Message({"G": np.ones(2)})):
         for victim, usual in (("p001", "p000"), ("p000", "p001")):
@@ -1288,30 +1288,30 @@ def test_parties_that_were_sent_different_models_are_not_summed():
 def test_parties_with_other_bounds_are_not_summed():
     played = Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
-    wide = MaskedSum(bound=1e12)
+    wide = SecureSum(bound=1e12)
     played.seats["p001"] = wide.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
-    inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    inbox = {n: SecureSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
     with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings \(bounds"):
-        MaskedSum().hear(KEYS, inbox, None, played.occasion)
-    same = MaskedSum(bound=10**9, weight_bound=np.float64(1e9), fewest=np.int64(3))
+        SecureSum().hear(KEYS, inbox, None, played.occasion)
+    same = SecureSum(bound=10**9, weight_bound=np.float64(1e9), fewest=np.int64(3))
     played.seats["p001"] = same.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
-    inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
-    assert MaskedSum().hear(KEYS, inbox, None, played.occasion), "the same bounds in other number types"
+    inbox = {n: SecureSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    assert SecureSum().hear(KEYS, inbox, None, played.occasion), "the same bounds in other number types"
 
 
 def test_parties_that_were_told_something_else_are_not_summed_and_find_out_themselves():
     """The server need not look: a party reads the keys of others as they were signed, for what *it* was told."""
     played = Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
-    inbox = {n: MaskedSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
-    _, told = MaskedSum().hear(KEYS, inbox, None, played.occasion)
-    other = MaskedSum(context=b"another experiment")
+    inbox = {n: SecureSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    _, told = SecureSum().hear(KEYS, inbox, None, played.occasion)
+    other = SecureSum(context=b"another experiment")
     seat = other.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
     seat, said = other.send(KEYS, seat, Message({}))
     with pytest.raises(PartyError, match=r"phase 0.*other settings"):
         other.send(SHARES, seat, told)
     with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings"):
-        MaskedSum().hear(KEYS, {**inbox, "p001": said}, None, played.occasion)
+        SecureSum().hear(KEYS, {**inbox, "p001": said}, None, played.occasion)
 
 
 def test_a_key_of_small_order_is_refused():
@@ -1323,10 +1323,10 @@ def test_only_sums_can_be_masked():
     with pytest.raises(CompositionError, match=r"reads individual uploads.*fnmf-by-sums"):
         next(
             Sequential().run(
-                build("fnmf-alone", 4, align="assignment"),
+                build("fnmf-local", 4, align="assignment"),
                 shards_of(data(), [20, 40]),
                 Schedule(1),
-                reduction=MaskedSum(),
+                reduction=SecureSum(),
             )
         )
 
@@ -1335,4 +1335,4 @@ def test_without_the_extra_it_is_said_at_once(monkeypatch):
     crypto._module.cache_clear()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.hashes", None)
     with pytest.raises(MissingExtra, match=re.escape('pip install "partsong[privacy]"')):
-        MaskedSum()
+        SecureSum()

@@ -23,12 +23,12 @@ PROGRAMS = {
     "exact": build("exact", 4, local_steps=5),
     "exact accelerated": build("exact", 4, accelerate=True, local_steps=5),
     "fedavg": build("fedavg", 4, local_steps=4),
-    "fedavg independent": build("fedavg", 4, local_steps=4, start="independent"),
+    "fedavg independent": build("fedavg", 4, local_steps=4, init_mode="local"),
     "fedprox": build("fedprox", 4, local_steps=4),
-    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=4, align="assignment"),
-    "fnmf robust": build("fnmf-alone", 4, local_steps=4, align="assignment"),
+    "fnmf paper": build("fnmf-local", 4, variant="paper", local_steps=4, align="assignment"),
+    "fnmf robust": build("fnmf-local", 4, local_steps=4, align="assignment"),
     "fnmf partial": build(
-        "fnmf-alone",
+        "fnmf-local",
         4,
         local_steps=4,
         client_align=PartialAssignment(),
@@ -36,8 +36,8 @@ PROGRAMS = {
         align="assignment",
     ),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=4),
-    "fnmf by sums common": build("fnmf-by-sums", 4, local_steps=4, sweeps=3, start="common"),
-    "fnmf, then exact": exact_after(build("fnmf-alone", 4, local_steps=4, align="assignment"), 3),
+    "fnmf by sums common": build("fnmf-by-sums", 4, local_steps=4, sweeps=3, init_mode="shared"),
+    "fnmf, then exact": exact_after(build("fnmf-local", 4, local_steps=4, align="assignment"), 3),
     "syn-sd": build("syn-sd", 4, local_steps=4),
     "asyn-ssd-v": build("asyn-ssd-v", 4, local_steps=4),
     "game": build("game", 4),
@@ -128,7 +128,7 @@ def test_a_party_may_leave_for_good_and_come_back(name):
 
 @pytest.mark.parametrize("variant", ["robust", "paper"])
 def test_latecomers_begin_from_the_model_that_there_is(variant):
-    program = build("fnmf-alone", 4, variant=variant, local_steps=1, align="assignment")
+    program = build("fnmf-local", 4, variant=variant, local_steps=1, align="assignment")
     late = Schedule(9, 3, absent={index: frozenset({"p02", "p03"}) for index in range(8)})
     rounds = list(Sequential().run(program, shards_of(), late, reduction=InTheOpen()))
     model, joined = rounds[-2].model["H"], rounds[-1].checkpoint.parties

@@ -55,7 +55,7 @@ def shards_of(parties=4):
 
 def fnmf(align=Assignment(), strength=0.5, steps=15):
     return replace(
-        build("fnmf-alone", 3, local_steps=steps, align="assignment"),
+        build("fnmf-local", 3, local_steps=steps, align="assignment"),
         coupling=AlignedProximalTerm(strength, align, prox="exact"),
     )
 
@@ -119,7 +119,7 @@ def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
 
     absent = following(program, shards, Schedule(3, 1, absent={i: frozenset({"p1"}) for i in range(3)}))
     monkeypatch.setattr(Consensus, "start_party", start_party)
-    unwell = following(program, shards, Schedule(3, 1, faulty="leave out"))
+    unwell = following(program, shards, Schedule(3, 1, on_party_error="skip"))
     assert [row.objective for row in unwell.history] == [row.objective for row in absent.history]
 
 

@@ -27,10 +27,10 @@ RANK, COLUMNS, ROUNDS = 3, 12, 4
 RECIPES = {
     "fedavg": build("fedavg", RANK, local_steps=10),
     "fedprox": build("fedprox", RANK),
-    "fnmf": build("fnmf-alone", RANK, local_steps=5, align="assignment"),
-    "fnmf, common start": build("fnmf-alone", RANK, local_steps=5, start="common", align="assignment"),
-    "ipalm once": build("ipalm-once", RANK, local_steps=20),
-    "mur once": build("mur-once", RANK, local_steps=20),
+    "fnmf": build("fnmf-local", RANK, local_steps=5, align="assignment"),
+    "fnmf, common start": build("fnmf-local", RANK, local_steps=5, init_mode="shared", align="assignment"),
+    "ipalm once": build("one-shot-ipalm", RANK, local_steps=20),
+    "mur once": build("one-shot-mu", RANK, local_steps=20),
     "syn-sd": build("syn-sd", RANK),
     "game": build("game-consensus", RANK),
 }

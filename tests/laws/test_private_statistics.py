@@ -33,7 +33,7 @@ from partsong.methods.private import MASKED_BOUND, PrivateRows, PrivateStatistic
 from partsong.privacy.accounting import Budget, Ledger
 from partsong.privacy.randomness import InsecureSource
 from partsong.privacy.row_level import row_weights, whole_model
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
@@ -312,7 +312,7 @@ def test_noise_in_shares_needs_hidden_uploads_and_enough_parties():
         run(program, shards_of(X), 1)
     with pytest.raises(CompositionError, match="3 shares"):
         program.start_party(Shard("a", as_matrix(X)), Layout(("a", "b"), M, SEED))
-    masks = MaskedSum(bounds={"gram": MASKED_BOUND, "cross": MASKED_BOUND})
+    masks = SecureSum(bounds={"gram": MASKED_BOUND, "cross": MASKED_BOUND})
     masked = run(program, shards_of(X), 2, reduction=masks)
     state, model = program.start_server(Layout.of(shards_of(X), SEED))
     uploads = [

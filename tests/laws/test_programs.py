@@ -28,9 +28,9 @@ from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.game import PlayInStrata
+from partsong.methods.init_modes import LocalInit
 from partsong.methods.private import row_private
 from partsong.methods.relay import exact_after
-from partsong.methods.starts import IndependentStart
 from partsong.solvers.game import DecayingStep, Game
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
@@ -60,7 +60,7 @@ PROGRAMS = {
     "fedavg": build("fedavg", 4, local_steps=3),
     "fedavg uniform": build("fedavg", 4, local_steps=3, weighted=False),
     "local only": build("local-only", 4, local_steps=5),
-    "consensus ipalm": Consensus(4, SquaredError(InertialPalm(inertia=0.2)), 3, IndependentStart()),
+    "consensus ipalm": Consensus(4, SquaredError(InertialPalm(inertia=0.2)), 3, LocalInit()),
     "consensus of games": build("game-consensus", 4, local_steps=3),
     "game": build("game", 4),
     "game in a random order": PlayInStrata(4, game=Game(order=Shuffled(), step=DecayingStep(0.01))),
@@ -475,7 +475,7 @@ def test_a_program_without_traits_asks_for_nothing_and_traits_are_what_engines_g
     assert ProgramBase().traits == Traits()
     exact, sketched = build("exact", 3, local_steps=5), SketchExchange(3, n_rows=20)
     assert exact.traits == Traits(full_participation=True)
-    assert exact_after(build("fnmf-alone", 3, align="assignment"), 1).traits == exact.traits
+    assert exact_after(build("fnmf-local", 3, align="assignment"), 1).traits == exact.traits
     assert (sketched.traits.requires, bool(sketched.traits.reason)) == ("plain", True)
     private = row_private(3, epsilon=1.0, row_bound=2.0, rounds=4)
     assert private.traits.release == private.release

@@ -25,9 +25,9 @@ from partsong.training.simulation import SimulationMeasures, party_components
 
 LEG = 3
 FIRST = {
-    "fnmf": build("fnmf-alone", 4, local_steps=10, align="assignment"),
-    "fnmf common": build("fnmf-alone", 4, local_steps=10, start="common", align="assignment"),
-    "fedavg": build("fedavg", 4, local_steps=10, start="independent"),
+    "fnmf": build("fnmf-local", 4, local_steps=10, align="assignment"),
+    "fnmf common": build("fnmf-local", 4, local_steps=10, init_mode="shared", align="assignment"),
+    "fedavg": build("fedavg", 4, local_steps=10, init_mode="local"),
     "by sums": build("fnmf-by-sums", 4, local_steps=10),
 }
 
@@ -106,11 +106,11 @@ def test_only_the_leg_is_added_to_what_is_broadcast():
 
 def test_legs_that_do_not_fit_are_refused():
     with pytest.raises(ParameterError, match="at least one round"):
-        exact_after(build("fnmf-alone", 4, align="assignment"), 0)
+        exact_after(build("fnmf-local", 4, align="assignment"), 0)
     from partsong.methods.relay import Relay
 
     with pytest.raises(ParameterError, match="one rank"):
-        Relay(build("fnmf-alone", 4, align="assignment"), build("exact", 5, local_steps=5), 2)
+        Relay(build("fnmf-local", 4, align="assignment"), build("exact", 5, local_steps=5), 2)
 
 
 def test_an_estimator_runs_a_relay_to_convergence():

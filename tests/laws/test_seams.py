@@ -27,7 +27,7 @@ from partsong.data.observed import observed
 from partsong.engines.local import Sequential
 from partsong.kernels import numpy_backend
 from partsong.methods.exact import SharedSums
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.squared_error import RowFacts, RowState, SquaredError
 from partsong.solvers.update_rules import (
@@ -240,7 +240,7 @@ def test_any_loss_is_federated_by_its_sums(cuts, form):
 def test_any_loss_can_be_masked():
     pytest.importorskip("cryptography")
     X, program = zeroed(), SharedSums(K, KullbackLeibler())
-    masked = MaskedSum(bound=1e5)
+    masked = SecureSum(bound=1e5)
     *_, last = Sequential().run(program, shards_of(X, [30, 60]), Schedule(10, 3), reduction=masked)
     assert_allclose(last.model["H"], pooled_kl(X, 10)[1].Ht.T, rtol=1e-9, atol=1e-11)
 

@@ -232,7 +232,7 @@ def test_a_party_that_missed_the_beginning_waits_for_the_next_outer_round():
     late = {0: frozenset({"p01"})}
     with pytest.raises(PartyError, match="'p01' missed the first exchange of outer round 0"):
         run(program, shards, 2, absent=late)
-    rounds = run(program, shards, 8, absent=late, faulty="leave out")
+    rounds = run(program, shards, 8, absent=late, on_party_error="skip")
     assert [len(done.participants) for done in rounds] == [2, 2, 2, 2, 3, 3, 3, 3]
     gone = run(program, shards, 8, absent={i: frozenset({"p01"}) for i in range(4)})
     assert_array_equal(rounds[-1].model["H"], gone[-1].model["H"])

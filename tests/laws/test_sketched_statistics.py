@@ -166,11 +166,11 @@ def test_a_party_stops_where_its_own_rows_would_be_found():
     assert len(run(program, shards, 1 + most)) == 1 + most
     with pytest.raises(PartyError, match=r"'p00' may have sent 4 sketches of dim.* 4.*its 20 rows.*budget=\"total\""):
         run(program, shards, 2 + most)
-    rounds = run(program, shards, 9, faulty="leave out")
+    rounds = run(program, shards, 9, on_party_error="skip")
     assert [len(done.participants) for done in rounds] == [3] * 5 + [2] * 4
     assert most_sketches(35, 4) == 8
     with pytest.raises(PartyError, match="Nobody is left in round 9"):
-        run(program, shards, 10, faulty="leave out")
+        run(program, shards, 10, on_party_error="skip")
     unguarded = run(replace(program, is_guarded=False), shards, 3 + most)
     assert unguarded[-1].participants == ("p00", "p01", "p02")
 

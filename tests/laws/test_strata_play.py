@@ -291,7 +291,7 @@ def test_hostile_uploads_are_refused(name, engine):
 def test_a_party_that_is_left_out_is_absent(name):
     program, shards = PlayInStrata(K), shards_of(data())
     before = run(program, shards, 3)[-1].checkpoint
-    spoiled = run(Hostile(program, HOSTILE[name][0]), shards, 6, resume=before, faulty="leave out")
+    spoiled = run(Hostile(program, HOSTILE[name][0]), shards, 6, resume=before, on_party_error="skip")
     absent = run(program, shards, 6, resume=before, absent={i: frozenset({"p01"}) for i in (3, 4, 5)})
     for done, other in zip(spoiled, absent, strict=True):
         assert_array_equal(done.model["H"], other.model["H"])

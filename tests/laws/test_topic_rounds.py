@@ -34,7 +34,7 @@ from partsong.methods.mutual_information.critics import (
     Separable,
 )
 from partsong.methods.mutual_information.descent import Descent, fit_gradient
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 
@@ -296,7 +296,7 @@ def test_those_who_take_part_are_weighed_by_their_documents():
 
 @pytest.mark.parametrize("name", ["mi", "adam"])
 def test_masks_change_nothing_but_rounding(name):
-    shown, hidden = run(PROGRAMS[name]), run(PROGRAMS[name], reduction=MaskedSum())
+    shown, hidden = run(PROGRAMS[name]), run(PROGRAMS[name], reduction=SecureSum())
     assert_allclose(hidden[-1].model["H"], shown[-1].model["H"], rtol=1e-5, atol=1e-6)
 
 

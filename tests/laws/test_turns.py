@@ -203,7 +203,7 @@ def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
     draw = np.random.default_rng(1)
     parts = draw.random((5, 30))
     shards = [Shard(f"p{i}", as_matrix(draw.random((40 + i, 5)) @ parts), i) for i in range(4)]
-    program = build("fnmf-alone", 5, local_steps=12, align="assignment")
+    program = build("fnmf-local", 5, local_steps=12, align="assignment")
 
     def model(engine):
         *_, last = engine.run(program, shards, Schedule(3, 0), reduction=InTheOpen())

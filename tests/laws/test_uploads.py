@@ -31,7 +31,7 @@ from partsong.errors import (
 from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload
 from partsong.methods.relay import exact_after
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.training.loop import StoppingRule, Training, measured, train
 
 PROGRAMS = {
@@ -40,13 +40,13 @@ PROGRAMS = {
     "fedavg": build("fedavg", 4, local_steps=3),
     "fedprox": build("fedprox", 4, local_steps=3),
     "consensus of games": build("game-consensus", 4, local_steps=3),
-    "fnmf paper": build("fnmf-alone", 4, variant="paper", local_steps=3, align="assignment"),
-    "fnmf robust": build("fnmf-alone", 4, local_steps=3, align="assignment"),
+    "fnmf paper": build("fnmf-local", 4, variant="paper", local_steps=3, align="assignment"),
+    "fnmf robust": build("fnmf-local", 4, local_steps=3, align="assignment"),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=3),
-    "fnmf, then exact": exact_after(build("fnmf-alone", 4, local_steps=3, align="assignment"), 2),
+    "fnmf, then exact": exact_after(build("fnmf-local", 4, local_steps=3, align="assignment"), 2),
     "by sums, then exact": exact_after(build("fnmf-by-sums", 4, local_steps=3), 2),
 }
-REDUCTIONS = [InTheOpen(), PairwiseMasks(), MaskedSum()]
+REDUCTIONS = [InTheOpen(), PairwiseMasks(), SecureSum()]
 ENGINES = [Sequential(), Parallel(2)]
 
 
@@ -192,7 +192,7 @@ def test_a_party_that_is_left_out_is_absent_from_that_round(name, fault, reducti
     shards, program = shards_of(data()), PROGRAMS[name]
     spoil, words = FAULTS.get(fault, (DataError("The disk of p01 is gone."), "disk of p01"))
     before = run(program, shards, 2, engine, reduction)[-1].checkpoint
-    (round_,) = run(Faulty(program, spoil), shards, 3, engine, reduction, before, faulty="leave out")
+    (round_,) = run(Faulty(program, spoil), shards, 3, engine, reduction, before, on_party_error="skip")
     (absent,) = run(program, shards, 3, engine, reduction, before, absent={2: frozenset({"p01"})})
     assert_array_equal(round_.model["H"], absent.model["H"])
     assert round_.participants == absent.participants == ("p00", "p02", "p03")
@@ -204,9 +204,9 @@ def test_a_party_that_is_left_out_is_absent_from_that_round(name, fault, reducti
     if reduction.hides_uploads and program.turn(resumed.model).step > 0:
         *_, resumed = (
             done.checkpoint
-            for done in run(Faulty(program, spoil), shards, 4, engine, reduction, before, faulty="leave out")
+            for done in run(Faulty(program, spoil), shards, 4, engine, reduction, before, on_party_error="skip")
         )
-    after = run(program, shards, resumed.index + 1, engine, reduction, resumed, faulty="leave out")[-1]
+    after = run(program, shards, resumed.index + 1, engine, reduction, resumed, on_party_error="skip")[-1]
     assert after.participants == ("p00", "p01", "p02", "p03")
     assert not after.refused
 
@@ -255,7 +255,7 @@ def test_a_party_that_cannot_start_is_absent_until_it_can(name, reduction, engin
     """The same bytes for everybody else, asked once a round, and a newcomer when it is well."""
     shards, program = shards_of(data()), PROGRAMS[name]
     unwell = Unstartable(program)
-    rounds = run(unwell, shards, 4, engine, reduction, faulty="leave out")
+    rounds = run(unwell, shards, 4, engine, reduction, on_party_error="skip")
     never = {index: frozenset({"p01"}) for index in range(4)}
     absent = run(program, shards, 5, engine, reduction, absent=never)
     for done, other in zip(rounds, absent, strict=False):
@@ -265,7 +265,7 @@ def test_a_party_that_cannot_start_is_absent_until_it_can(name, reduction, engin
         assert "p01" not in done.checkpoint.parties
         assert done.bytes_up["p01"] == 0
     assert unwell.attempts == ["p01"] * 4
-    (joined,) = run(program, shards, 5, engine, reduction, rounds[-1].checkpoint, faulty="leave out")
+    (joined,) = run(program, shards, 5, engine, reduction, rounds[-1].checkpoint, on_party_error="skip")
     assert_array_equal(joined.model["H"], absent[-1].model["H"])
     assert joined.participants == ("p00", "p01", "p02", "p03")
     assert not joined.refused
@@ -277,21 +277,21 @@ def test_what_keeps_a_party_from_starting_stops_a_run_unless_it_is_left_out(engi
     with pytest.raises(DataError, match="disk of p01") as caught:
         run(Unstartable(PROGRAMS["fedavg"]), shards, engine=engine)
     assert any("'p01'" in note and "start" in note for note in caught.value.__notes__)
-    assert any('faulty="leave out"' in note and "--faulty leave-out" in note for note in caught.value.__notes__)
+    assert any('on_party_error="skip"' in note and "--on-party-error skip" in note for note in caught.value.__notes__)
     with pytest.raises(TypeError, match="a mistake"):
-        run(Unstartable(PROGRAMS["fedavg"], TypeError("a mistake")), shards, engine=engine, faulty="leave out")
+        run(Unstartable(PROGRAMS["fedavg"], TypeError("a mistake")), shards, engine=engine, on_party_error="skip")
     nobody = Unstartable(PROGRAMS["fedavg"], at=everyone)
     with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties are faulty\. The first, 'p00'"):
-        run(nobody, shards, engine=engine, faulty="leave out")
+        run(nobody, shards, engine=engine, on_party_error="skip")
     rest = Faulty(Unstartable(PROGRAMS["fedavg"]), FAULTS["one NaN"][0], everyone - {"p01"})
     with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties"):
-        run(rest, shards, engine=engine, faulty="leave out")
+        run(rest, shards, engine=engine, on_party_error="skip")
 
 
 def test_rows_are_other_rows_while_a_party_cannot_start():
     """What the objective is over changes when it joins: the rounds before and after are not compared."""
     shards, program = shards_of(data()), PROGRAMS["exact"]
-    before = run(Unstartable(program), shards, 2, faulty="leave out")
+    before = run(Unstartable(program), shards, 2, on_party_error="skip")
     after = run(program, shards, 4, resume=before[-1].checkpoint)
     training = Training()
     list(train(measured(before + after), StoppingRule(0), training))
@@ -301,11 +301,16 @@ def test_rows_are_other_rows_while_a_party_cannot_start():
     assert rows[2].company == rows[3].company == 0
 
 
-@pytest.mark.parametrize("faulty", ["stop", "leave out"])
+@pytest.mark.parametrize("on_party_error", ["raise", "skip"])
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
-def test_programming_errors_stop_every_run(engine, faulty):
+def test_programming_errors_stop_every_run(engine, on_party_error):
     with pytest.raises(ZeroDivisionError) as caught:
-        run(Faulty(PROGRAMS["fedavg"], ZeroDivisionError()), shards_of(data()), engine=engine, faulty=faulty)
+        run(
+            Faulty(PROGRAMS["fedavg"], ZeroDivisionError()),
+            shards_of(data()),
+            engine=engine,
+            on_party_error=on_party_error,
+        )
     assert any("'p01'" in note and "local" in note for note in caught.value.__notes__)
 
 
@@ -318,17 +323,17 @@ def test_somebody_has_to_be_left(fault, error):
     with pytest.raises(
         error, match=r"Nobody is left in round 0: all 4 parties are faulty\. The first, 'p00'"
     ) as caught:
-        run(everyone, shards_of(data()), faulty="leave out")
+        run(everyone, shards_of(data()), on_party_error="skip")
     assert isinstance(caught.value, DivergenceError) == (fault == "one NaN")
     one_left = replace(everyone, at=everyone.at - {"p02"})
-    rounds = run(one_left, shards_of(data()), 2, faulty="leave out")
+    rounds = run(one_left, shards_of(data()), 2, on_party_error="skip")
     assert [done.participants for done in rounds] == [("p02",)] * 2
     assert set(rounds[0].refused) == {"p00", "p01", "p03"}
 
 
 def test_schedules_know_two_ways():
-    with pytest.raises(ParameterError, match='"stop" or "leave out"; got \'ignore\''):
-        Schedule(3, faulty="ignore")
+    with pytest.raises(ParameterError, match='"raise" or "skip"; got \'ignore\''):
+        Schedule(3, on_party_error="ignore")
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: type(r).__name__)
@@ -354,12 +359,12 @@ class Poisoned(PairwiseMasks):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("faulty", ["stop", "leave out"])
-def test_a_sum_that_is_not_finite_is_no_model(faulty):
+@pytest.mark.parametrize("on_party_error", ["raise", "skip"])
+def test_a_sum_that_is_not_finite_is_no_model(on_party_error):
     """Nobody can be named, so that nobody can be left out; what was before stays."""
     shards, program = shards_of(data()), PROGRAMS["fnmf by sums"]
     with pytest.raises(DivergenceError, match=r"sum of round 0 over 4 parties is NaN or infinite in 'H', 'counts'"):
-        run(program, shards, reduction=Poisoned(), faulty=faulty)
+        run(program, shards, reduction=Poisoned(), on_party_error=on_party_error)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -375,13 +380,13 @@ def test_finite_uploads_that_are_too_large_for_sums_or_squares_are_refused(name,
     above = Faulty(program, with_entry(1.01 * bound, (0, 0)))
     with pytest.raises(DivergenceError, match=r"'p01' .* at position \(0, 0\)"):
         run(above, shards, 1)
-    (done,) = run(above, shards, 1, faulty="leave out")
+    (done,) = run(above, shards, 1, on_party_error="skip")
     assert set(done.refused) == {"p01"}
 
 
 def test_what_is_no_message_is_left_out():
     for fault in ("no message", "nothing"):
-        (done,) = run(Faulty(PROGRAMS["fedavg"], FAULTS[fault][0]), shards_of(data()), 1, faulty="leave out")
+        (done,) = run(Faulty(PROGRAMS["fedavg"], FAULTS[fault][0]), shards_of(data()), 1, on_party_error="skip")
         assert "not a Message" in done.refused["p01"]
 
 
@@ -502,7 +507,7 @@ def test_a_feature_that_nobody_at_a_party_has_is_seen_to_be_missing(name):
 
 
 def test_a_party_that_is_missing_from_the_second_sweep_is_the_difference_of_the_two_sums():
-    shards, program = shards_of(data()), build("fnmf-by-sums", 4, local_steps=3, sweeps=2, start="common")
+    shards, program = shards_of(data()), build("fnmf-by-sums", 4, local_steps=3, sweeps=2, init_mode="shared")
     rounds = run(program, shards, 6, Sequential(record=True), absent={5: frozenset({"p01"})})
     first, second = sent_in(rounds[4]), sent_in(rounds[5])
     assert all((first[party]["H"] == second[party]["H"]).all() for party in second), "plans are at rest"
@@ -578,28 +583,30 @@ def test_schedules_keep_a_masked_round_together(name, change, engine):
 
 
 @pytest.mark.parametrize("fault", ["one NaN", "fewer rows", "error"])
-@pytest.mark.parametrize("faulty", ["stop", "leave out"])
-def test_a_party_that_fails_within_a_masked_round_ends_the_run_before_anything_is_summed(faulty, fault):
+@pytest.mark.parametrize("on_party_error", ["raise", "skip"])
+def test_a_party_that_fails_within_a_masked_round_ends_the_run_before_anything_is_summed(on_party_error, fault):
     def fail(message):
         raise DataError("The disk of p01 is gone.")
 
     spoil = FAULTS[fault][0] if fault in FAULTS else fail
     shards, masks, done = shards_of(data()), Counting(), []
-    with pytest.raises(PartyError if faulty == "leave out" else PartsongError, match="p01") as caught:
-        done.extend(run(FaultyIn(BY_SUMS, frozenset({3}), spoil), shards, 6, reduction=masks, faulty=faulty))
+    with pytest.raises(PartyError if on_party_error == "skip" else PartsongError, match="p01") as caught:
+        done.extend(
+            run(FaultyIn(BY_SUMS, frozenset({3}), spoil), shards, 6, reduction=masks, on_party_error=on_party_error)
+        )
     assert max(masks.served) == 2
-    told = " ".join((str(caught.value), *caught.value.__notes__)) if faulty == "stop" else str(caught.value)
+    told = " ".join((str(caught.value), *caught.value.__notes__)) if on_party_error == "raise" else str(caught.value)
     assert "the last checkpoint at the beginning of a round, with the same parties" in told
-    assert 'faulty="leave out"' not in told
-    if faulty == "leave out":
+    assert 'on_party_error="skip"' not in told
+    if on_party_error == "skip":
         assert re.search(r"Exchange 3 continues a round .* 'p01' would be missing .* difference", told)
-        open_ = run(FaultyIn(BY_SUMS, frozenset({3}), spoil), shards, 6, faulty=faulty)
+        open_ = run(FaultyIn(BY_SUMS, frozenset({3}), spoil), shards, 6, on_party_error=on_party_error)
         assert [len(one.participants) for one in open_] == [4, 4, 4, 3, 4, 4]
 
 
 def test_a_party_that_missed_the_first_masked_sum_of_a_round_is_asked_again_in_the_next():
     program = FaultyIn(BY_SUMS, frozenset({2}))
-    rounds = run(program, shards_of(data()), 6, reduction=PairwiseMasks(), faulty="leave out")
+    rounds = run(program, shards_of(data()), 6, reduction=PairwiseMasks(), on_party_error="skip")
     assert [len(done.participants) for done in rounds] == [4, 4, 3, 3, 4, 4]
     assert program.asked == [0, 1, 2, 4, 5]
     assert "asked again in the next round" in rounds[3].refused["p01"]

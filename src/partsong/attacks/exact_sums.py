@@ -46,7 +46,7 @@ SVD_SECONDS = 2e-9
 LEAST_COLUMNS = 2
 """Columns of one row alone by which it is recognised."""
 
-STARTS = 24
+INIT_MODES = 24
 """Random turns from which rows without negative numbers are looked for."""
 POLISHED = 4
 """So many different ones are held against the step that the party is known to have made."""
@@ -345,7 +345,7 @@ def rows_from_statistics(
 
     draw, zero = stream(0, "leakage", "turns"), np.zeros(n_rows * (n_rows - 1) // 2)
     found = []
-    for _ in range(STARTS):
+    for _ in range(INIT_MODES):
         start = np.linalg.qr(draw.standard_normal((n_rows, n_rows)))[0]
         settled = least_squares(negative, zero, args=(start,), max_nfev=100)
         found.append(_guess(settled, start, Z))

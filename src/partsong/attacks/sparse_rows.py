@@ -36,7 +36,7 @@ at least 47 rows to 1 %: rely on rows as numbers only there.
 """
 CONFIRMED = 4
 """A row counts if its weights are in so many reproduced columns, and these make up half of it."""
-STARTS, STUCK, FIRST, LATER, POLISH = 3, 6, 25, 6, 15
+INIT_MODES, STUCK, FIRST, LATER, POLISH = 3, 6, 25, 6, 15
 """Searches; cycles without gain that end one; steps of the first cycle and of later ones; steps that sharpen atoms."""
 GAIN, ENOUGH = 0.005, 0.97
 """Shares of reproduced columns: a gain that counts, and one that ends the search."""
@@ -202,7 +202,7 @@ def _searched(
 ) -> np.ndarray:
     """D (r × n) of unit atoms that reproduces the largest share of unit columns Y (r × m), from several starts."""
     best, best_share = np.empty(0), -1.0
-    for _ in range(STARTS):
+    for _ in range(INIT_MODES):
         D = Y[:, random.choice(Y.shape[1], n, replace=False)].copy()
         D[:, : given.shape[1]] = given[:, :n]
         kept, kept_share, kept_scores, idle = D, -1.0, np.zeros(n), 0

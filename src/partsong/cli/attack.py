@@ -122,7 +122,7 @@ def attack(
         "n_components": read[0].estimator.n_components,
         "n_features": first.layout.n_features,
         "attacker": attacker,
-        "masked": first.reduction.hides_uploads,
+        "secure_aggregation": first.reduction.hides_uploads,
         "exchanges": len(first.traffic),
         "compared_with": sorted(rows[0]),
         "verdict": verdict_of(found),
@@ -151,7 +151,7 @@ def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
         "method": summary["method"],
         "exchanges": summary["exchanges"],
         "attacker": summary["attacker"],
-        "visible": SEEN[summary["attacker"]][summary["masked"]],
+        "visible": SEEN[summary["attacker"]][summary["secure_aggregation"]],
     }
     shown = facts(((name, visible(value)) for name, value in lines.items()), 12)
     typer.echo("\n".join([*shown, *([] if summary["compared_with"] else [WITHOUT_TRUTH]), ""]))

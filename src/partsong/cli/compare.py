@@ -11,7 +11,7 @@ import typer
 
 from partsong import methods
 from partsong.cli.inputs import read_sound_parties
-from partsong.console.options import FAULTY, AsJson, examples, one_of
+from partsong.console.options import ON_PARTY_ERROR, SKIP, AsJson, examples, one_of
 from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
 from partsong.errors import FileError
 from partsong.estimators.compare import Comparison, IncompleteWarning
@@ -52,21 +52,21 @@ def compare(
         typer.Option(
             min=1,
             help="Exchanges of every method; local and pooled iterate as often as exact, and at least 100 times.",
-            show_default="100; fnmf-alone: 10",
+            show_default="100; fnmf-local: 10",
         ),
     ] = None,
     local_steps: Annotated[
         int | None,
         typer.Option(min=1, help="Iterations between exchanges, of methods that average.", show_default="the method's"),
     ] = None,
-    faulty: Annotated[
+    on_party_error: Annotated[
         str,
         typer.Option(
-            help="stop: a party with bad data, or whose work or upload fails, ends the comparison; leave-out: it goes "
-            "on without that party, and says so.",
-            callback=one_of(FAULTY),
+            help="raise: a party with bad data, or whose work or upload fails, ends the comparison; skip: it continues "
+            "without that party and says so.",
+            callback=one_of(ON_PARTY_ERROR),
         ),
-    ] = FAULTY[0],
+    ] = ON_PARTY_ERROR[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Also write a page with curves and parts (.html).")] = None,
     as_json: AsJson = False,
@@ -77,7 +77,7 @@ def compare(
     if not is_parts_folder(place):
         raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
 
-    if faulty == "leave-out":
+    if on_party_error == SKIP:
         holdings, unreadable = read_sound_parties(place, None, ())
         tables = holdings.tables
     else:
@@ -93,7 +93,7 @@ def compare(
             rounds=rounds,
             local_steps=local_steps,
             random_state=seed,
-            faulty=faulty.replace("-", " "),
+            on_party_error=on_party_error,
             verbose=0 if as_json else 1,
         )
     feature_names = next((t.feature_names for t in tables.values() if t.feature_names is not None), None)

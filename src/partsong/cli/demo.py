@@ -50,7 +50,7 @@ def demo(
 def _row(method: MethodResult) -> dict[str, Any]:
     """A line of the table; the oracle sends nothing, as it has all rows."""
     quality = ("relative_error", "explained_variance", "drift", "aligned_drift")
-    names = ("name", "start", *quality, "rounds", "seconds", "outcome", "is_oracle")
+    names = ("name", "init_mode", *quality, "rounds", "seconds", "outcome", "is_oracle")
     sent = ("bytes_up_per_party", "bytes_down_per_party")
     told = {name: getattr(method, name) for name in names}
     return told | {name: None if method.is_oracle else round(getattr(method, name)) for name in sent}
@@ -59,7 +59,7 @@ def _row(method: MethodResult) -> dict[str, Any]:
 # ---- what the demo runs ------------------------------------------------------------------------------------------
 
 RANK, PARTIES, CONCENTRATION = 16, 10, 1.0
-INDEPENDENT = "independent"
+LOCAL = "local"
 
 
 def candidates(rounds: int) -> tuple[Candidate, ...]:
@@ -73,23 +73,23 @@ def candidates(rounds: int) -> tuple[Candidate, ...]:
             "the components are then averaged by position.",
             methods.build("local-only", RANK, local_steps=alone),
             1,
-            INDEPENDENT,
+            LOCAL,
         ),
         Candidate(
             "FedAvg, long rounds",
             f"From starts of their own, {long} local iterations and an average of H by position in each of {seldom} "
             "rounds.",
-            methods.build("fedavg", RANK, local_steps=long, start="independent"),
+            methods.build("fedavg", RANK, local_steps=long, init_mode="local"),
             seldom,
-            INDEPENDENT,
+            LOCAL,
         ),
         Candidate(
             "FNMF, long rounds",
             "The same starts and as many iterations and bytes, but it finds out which component is which before it "
             "averages, and pulls parties to the model (iPALM; the others use coordinate descent).",
-            methods.build("fnmf-alone", RANK, local_steps=long, align="assignment"),
+            methods.build("fnmf-local", RANK, local_steps=long, align="assignment"),
             seldom,
-            INDEPENDENT,
+            LOCAL,
         ),
         Candidate(
             "FedAvg, short rounds",
@@ -197,5 +197,5 @@ def _print_table(found: tuple[MethodResult, ...], console: Any) -> None:
     for method in found:
         sent = "all rows" if method.is_oracle else f"{method.bytes_up_per_party:,.0f}"
         cells = (str(method.rounds), f"{100 * method.relative_error:.2f} %", sent, f"{method.seconds:.2f}")
-        table.add_row(method.name, "own" if method.start == INDEPENDENT else method.start, *cells)
+        table.add_row(method.name, "own" if method.init_mode == LOCAL else method.init_mode, *cells)
     console.print(table)

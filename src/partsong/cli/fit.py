@@ -18,13 +18,13 @@ EPILOG = examples(
     "partsong fit big.npy -k 50 -o model.safetensors --checkpoint fit.ckpt --time-budget 3600",
     "partsong fit big.npy -o model.safetensors --resume fit.ckpt",
     "partsong split counts.h5ad --parties 5 --by hospital -o parts/ && partsong fit parts/ -k 20 -o model.safetensors",
-    "partsong fit parts/ -k 20 --epsilon 3 --unit row --row-bound 10 --masked -o model.safetensors",
+    "partsong fit parts/ -k 20 --epsilon 3 --unit row --row-bound 10 --secure-aggregation -o model.safetensors",
     "mpiexec -n 4 partsong fit X.npz -k 50 --method dsanls --engine mpi -o model.safetensors --weights W.npy",
 )
 
 BASIC = frozenset({
     "data", "output", "weights", "run_folder", "n_components", "solver", "max_iter", "tol", "rounds", "method",
-    "engine", "masked", "epsilon", "seed", "as_json", "quiet", "help_all",
+    "engine", "secure_aggregation", "epsilon", "seed", "as_json", "quiet", "help_all",
 })  # fmt: skip
 """What `--help` shows; `--help-all` shows the rest as well."""
 

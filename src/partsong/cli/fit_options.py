@@ -12,8 +12,8 @@ import typer
 from partsong import methods
 from partsong.console.options import (
     DTYPES,
-    FAULTY,
     MISSING,
+    ON_PARTY_ERROR,
     AsJson,
     Header,
     Key,
@@ -40,7 +40,7 @@ PARAMETERS = tuple(dict.fromkeys(name for method in KNOWN for name in methods.TA
 """What these methods take, each an option by its own name."""
 SKETCHES = ("sketch", "sketch_ratio")
 OF_SOLVERS = dict.fromkeys(SKETCHES, "sanls") | {
-    name: GAME for name in ("missing", *methods.TABLE[GAME].parameters) if name not in ("local_steps", "start")
+    name: GAME for name in ("missing", *methods.TABLE[GAME].parameters) if name not in ("local_steps", "init_mode")
 }
 """Options that one solver of a table has, by name."""
 
@@ -59,10 +59,12 @@ PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
 FOR: dict[str, tuple[str, ...]] = {
     "solver": (TABLE,),
     **dict.fromkeys(("init", *PENALTIES, "max_iter", *READING, "weights"), (TABLE, RANKS)),
-    **dict.fromkeys(("rounds", "faulty", "record", "report", *PRIVACY, "masked", "masked_bound"), (PARTIES,)),
+    **dict.fromkeys(
+        ("rounds", "on_party_error", "record", "report", *PRIVACY, "secure_aggregation", "mask_bound"), (PARTIES,)
+    ),
     **dict.fromkeys(("method", "engine", *PARAMETERS), (PARTIES, RANKS)),
     **dict.fromkeys(("checkpoint", "checkpoint_every", "resume"), (TABLE, PARTIES)),
-    "sums": (RANKS,),
+    "reduce": (RANKS,),
 }
 """What an option is for, where it is not for all."""
 
@@ -79,7 +81,7 @@ NEEDS = {
     "record": "run_folder",
     "overwrite": "run_folder",
     "checkpoint_every": "checkpoint",
-    "masked_bound": "masked",
+    "mask_bound": "secure_aggregation",
     **dict.fromkeys(PRIVACY[1:], "epsilon"),
 }
 """Options that do nothing without another one."""
@@ -158,24 +160,26 @@ class FitOptions:
         "alone, fedavg averages; docs/methods.md describes all.",
         choices=tuple(dict.fromkeys((*METHODS, *RANK_METHODS))),
     )
-    faulty: str = opt(FAULTY[0], FEDERATION, "What a party with bad data or a failed upload leads to.", choices=FAULTY)
+    on_party_error: str = opt(
+        ON_PARTY_ERROR[0], FEDERATION, "What a party with bad data or a failed upload leads to.", choices=ON_PARTY_ERROR
+    )
     engine: str = opt(
         "parallel",
         FEDERATION,
         "Parties one by one or at once, with the same result; mpi and torch split one file over ranks.",
         choices=("sequential", "parallel", *RANKED),
     )
-    masked: bool = opt(
+    secure_aggregation: bool = opt(
         False,
         NOISE,
         "Secure aggregation: masks that cancel in the sum hide single uploads; at least three parties.",
-        "--masked",
+        "--secure-aggregation",
     )
-    masked_bound: float | None = opt(
+    mask_bound: float | None = opt(
         None,
         NOISE,
-        "--masked without --epsilon: a public bound of all numbers sent; a party refuses to send a larger one. "
-        "Smaller is finer.",
+        "--secure-aggregation without --epsilon: a public bound of all numbers sent; a party refuses to send "
+        "a larger one. A smaller bound gives a finer grid.",
         show_default="1e9",
     )
     epsilon: float | None = opt(
@@ -199,7 +203,7 @@ class FitOptions:
         choices=("add-or-remove", "replace", "zero-out"),
         show_default="add-or-remove of rows, replace of parties",
     )
-    sums: str = opt(
+    reduce: str = opt(
         SUMS[0], RANKED_PANEL, "all-reduce is fast; in-order gives the same bits whatever the transport.", choices=SUMS
     )
     seed: int | None = opt(None, COMPUTING, "Random seed.", min=0, show_default="a new one, printed")

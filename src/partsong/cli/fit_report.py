@@ -69,7 +69,9 @@ class Witness(compare.Recorder):
 def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
     """What the fit came to, what left each party and what it cost, and what attacks make of it."""
     settings, fit = result.settings, result.fit
-    candidate = Candidate(settings["method"], "", fit.program, fit.schedule.rounds, settings.get("start") or "common")
+    candidate = Candidate(
+        settings["method"], "", fit.program, fit.schedule.rounds, settings.get("init_mode") or "shared"
+    )
     found = result_of(candidate, result.run, result.done, fit.shards, witness)
     is_open = not fit.reduction.hides_uploads and fit.spending is None
     report = Report(
@@ -113,10 +115,10 @@ def _rows(matrix: Any) -> Any:
 ENDINGS = {
     Outcome.CONVERGED: "converged",
     Outcome.MAX_ROUNDS: "stopped at the most iterations allowed, not converged",
-    Outcome.TIME_SPENT: "stopped when the time was spent, not converged",
+    Outcome.TIME_LIMIT: "stopped when the time was spent, not converged",
     Outcome.INTERRUPTED: "interrupted; the model so far was saved",
     Outcome.DIVERGED: "diverged; the best model before was saved",
-    Outcome.BUDGET_SPENT: "stopped before the round that would have exceeded the privacy budget",
+    Outcome.PRIVACY_BUDGET_EXHAUSTED: "stopped before the round that would have exceeded the privacy budget",
 }
 SIMULATED_HERE = (
     "relative_error", "explained_variance", "shape", "history.csv: relative_error, objective, drift, aligned_drift",
@@ -191,7 +193,7 @@ class Result:
         if self.is_federation:
             privacy = {} if self.fit.spending is None else {**self.fit.spending.told(), "simulated": [*SIMULATED_HERE]}
             worst = worst_party(estimator.exposures_.values())
-            told |= {**privacy, "masked": self.fit.reduction.hides_uploads, "exposure": worst.as_dict()}
+            told |= {**privacy, "secure_aggregation": self.fit.reduction.hides_uploads, "exposure": worst.as_dict()}
         senders = {party for _, party, up, _ in self.sent if up}
         return told | {
             "n_components": self.fit.rank,
@@ -224,8 +226,8 @@ class Result:
             spent = spending.told()
             promise = f"unit {spent['unit']} ({spent['relation']}): {spent['promise']}"
             lines.insert(2, ("privacy", f"ε = {spent['epsilon_spent']:.4g} spent at δ = {spent['delta']:g}, {promise}"))
-        if told.get("masked"):
-            lines.insert(2, ("masked", "single uploads were seen by nobody but their senders; sums were"))
+        if told.get("secure_aggregation"):
+            lines.insert(2, ("secure_aggregation", "single uploads were seen by nobody but their senders; sums were"))
         if self.is_federation:
             sent = f"{told['bytes_up_per_party']:,} bytes up, {told['bytes_down_per_party']:,} down"
             worst = worst_party(self.estimator.exposures_.values())

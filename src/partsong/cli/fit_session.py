@@ -52,7 +52,7 @@ from partsong.io.opening import Wanted, place_of
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import write_weights
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.game import compose_game
 from partsong.training import run_folder
 from partsong.training.checkpoint import (
@@ -64,7 +64,7 @@ from partsong.training.checkpoint import (
     load_run,
     require_same_run,
 )
-from partsong.training.loop import LEAVE_OUT, Exclusion, Fit, FitObserver, HistoryRow, ResumePoint, Training
+from partsong.training.loop import SKIP, Exclusion, Fit, FitObserver, HistoryRow, ResumePoint, Training
 from partsong.training.result import FitResult
 from partsong.training.run_folder import RunFolder
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
@@ -74,7 +74,7 @@ FINISHING = (
     "if there were any, and once more to give up."
 )
 CENTRALISED = "centralised"
-MAY_CHANGE = frozenset({"tol", "max_iter", "rounds", "faulty"})
+MAY_CHANGE = frozenset({"tol", "max_iter", "rounds", "on_party_error"})
 """Settings of a run that may differ once it is resumed; the noise of a private one was planned for its rounds."""
 
 Estimator = NMF | FederatedNMF
@@ -242,9 +242,9 @@ def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Esti
     return FederatedNMF(
         method=options.method,
         rounds=options.rounds,
-        faulty=options.faulty.replace("-", " "),
+        on_party_error=options.on_party_error.replace("-", " "),
         privacy=privacy_of(options, given),
-        masked=options.masked if options.masked_bound is None else MaskedSum(options.masked_bound),
+        secure_aggregation=options.secure_aggregation if options.mask_bound is None else SecureSum(options.mask_bound),
         method_options=method_options_of(options, options.method),
         n_jobs=1 if options.engine == "sequential" else options.threads,
         **common,
@@ -292,8 +292,8 @@ def privacy_of(options: FitOptions, given: Collection[str]) -> Privacy | None:
         raise typer.BadParameter(
             "with --epsilon no measurement may end a run. Use --rounds.", param_hint=output.option(measured[0])
         )
-    if "masked_bound" in given:
-        raise typer.BadParameter("follows from --epsilon. Leave it out.", param_hint="--masked-bound")
+    if "mask_bound" in given:
+        raise typer.BadParameter("follows from --epsilon. Leave it out.", param_hint="--mask-bound")
     asked: dict[str, Any] = {"delta": options.delta, "relation": options.relation}
     if options.unit == "party":
         asked |= {"clip": options.clip, "kind": options.noise}
@@ -330,9 +330,9 @@ class Session(FitObserver):
 
     @staticmethod
     def of(options: FitOptions, estimator: Estimator, saved: SavedRun | None) -> Session:
-        """Read DATA; with --faulty leave-out, without parties whose files are unusable."""
+        """Read DATA; with --on-party-error skip, without parties whose files are unusable."""
         unsound: dict[str, str] = {}
-        if isinstance(estimator, FederatedNMF) and estimator.faulty == LEAVE_OUT:
+        if isinstance(estimator, FederatedNMF) and estimator.on_party_error == SKIP:
             known = set() if saved is None else saved.about["data"].keys()
             before = [] if saved is None else left_out_before(saved, options.resume or "")
             late = {entry.party for entry in before if entry.party not in known}

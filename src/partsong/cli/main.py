@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,6 +20,7 @@ from partsong.console.output import (
     show_tracebacks,
     spell_out_what_cannot_be_written,
 )
+from partsong.core import renamed
 from partsong.core.runtime import package_version
 
 # ---- commands ---------------------------------------------------------------------------------------------------
@@ -119,6 +121,16 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(exit_code()) from None
+        except UsageError as error:
+            _name_renamed(error)
+            raise
+
+
+def _name_renamed(error: Any) -> None:
+    """Name the present option or command in the error of an old one."""
+    wrong = re.match(r"No such (?:option|command):? '?([\w-]+)", error.message)
+    if wrong and (new := {**renamed.OPTIONS, **renamed.COMMANDS}.get(wrong[1])):
+        error.message, error.possibilities = f"{wrong[1]} is called {new} since version 0.2.0.", None
 
 
 # ---- main -------------------------------------------------------------------------------------------------------

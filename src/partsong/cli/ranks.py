@@ -61,7 +61,7 @@ FINISHING_ALL = (
 
 def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and report; exit codes are those of a fit in one process, the same at all ranks."""
-    with open_engine(options.engine, options.sums) as (network, communicator):
+    with open_engine(options.engine, options.reduce) as (network, communicator):
         work = partial(_run, options, given, network, communicator)
         fit, code = with_one_voice(communicator, options.as_json, work)
         if fit is not None and communicator.rank == 0:
@@ -117,7 +117,7 @@ def _arguments(options: FitOptions) -> dict[str, Any]:
     return {
         **common_arguments(options),
         **penalty_arguments(options),
-        **{name: getattr(options, name) for name in ("method", "engine", "sums", "max_iter")},
+        **{name: getattr(options, name) for name in ("method", "engine", "reduce", "max_iter")},
         "method_options": named,
         "n_threads": options.threads or 1,
     }
@@ -168,7 +168,7 @@ def _report(fit: DistributedFit, options: FitOptions) -> None:
     """One JSON object, or a few lines, or nothing; for rank 0 alone."""
     folder = None if options.run_folder is None else run_folder.RunFolder(options.run_folder)
     told = fit.summary(options.output, options.weights, folder)
-    how = ", ".join(filter(None, (told["engine"], told["sums"])))
+    how = ", ".join(filter(None, (told["engine"], told["reduce"])))
     game = told.get("game")
     lines = common_lines(told, f" over {told['ranks']} rank(s), {told['method']} ({how})", ENDINGS[fit.outcome], game)
     sent = f"{told['bytes_up_per_rank']:,} bytes up, {told['bytes_down_per_rank']:,} down"

@@ -39,7 +39,7 @@ LEARNING, WORDS, PARTIES, DESCENT, KEEPING = "Learning", "Words", "Parties (seve
 TOGETHER, POOLED = methods.names(methods.TEXTS), methods.pooled_names()
 ALONE = tuple(POOLED)
 SERVERS = methods.CHOICES["server"]
-BETWEEN_PARTIES = ("server", "server_rate", "participation", "masked", "min_parties", "longest_word")
+BETWEEN_PARTIES = ("server", "server_rate", "participation", "secure_aggregation", "min_parties", "longest_word")
 OF_METHODS = tuple(name for name in methods.TABLE["fednmf-mi"].parameters if name != "weight_step")
 """Options that only some methods have."""
 OF_WORDS = ("vocabulary", "min_documents", "max_share", "max_words", "weighting")
@@ -93,7 +93,8 @@ class TopicOptions:
         None,
         DESCENT,
         "The same two: the network that judges which weights belong to which text, as in the paper (concat) or in two "
-        "halves (separable). It is sent with the topics; without --masked it tells each party's words to the letter.",
+        "halves (separable). It is sent with the topics; without --secure-aggregation it reveals each party's exact "
+        "words.",
         metavar="|".join(methods.CHOICES["critic"]),
         show_default="concat",
     )
@@ -126,7 +127,9 @@ class TopicOptions:
     participation: float | None = opt(
         None, PARTIES, "fednmf, fednmf-mi, fedlda: share of the parties that is drawn for each round.", show_default="1"
     )
-    masked: bool = opt(False, PARTIES, "Mask uploads of the rounds, so that only sums are seen.", "--masked")
+    secure_aggregation: bool = opt(
+        False, PARTIES, "Mask uploads of the rounds, so that only sums are seen.", "--secure-aggregation"
+    )
     min_parties: int | None = opt(None, PARTIES, "Parties that a word is at, or more.", show_default="2")
     longest_word: int | None = opt(
         None,
@@ -182,9 +185,9 @@ EPILOG = examples(
     "partsong topics fit texts.csv -k 20 --text-column title -o topics.safetensors",
     "partsong topics fit a.csv b.csv c.csv -k 50 --text-column text -o topics.safetensors --html topics.html",
     "partsong topics fit a.csv b.csv c.csv d.csv -k 50 --method fednmf --server adam --participation 0.5 --rounds 100",
-    "partsong topics fit a.csv b.csv c.csv -k 50 --masked --min-documents 2 --min-parties 3 --json",
+    "partsong topics fit a.csv b.csv c.csv -k 50 --secure-aggregation --min-documents 2 --min-parties 3 --json",
     "partsong topics fit a.csv b.csv c.csv -k 50 --method fednmf-mi --strength 0.1 --epochs 5 --device cuda",
-    "partsong topics fit a.csv b.csv c.csv -k 50 --method fednmf-mi --mi-gradient js --critic-rate 0.5 --masked",
+    "partsong topics fit a.csv b.csv c.csv -k 50 --method fednmf-mi --mi-gradient js --secure-aggregation",
 )
 
 

@@ -13,12 +13,14 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from partsong.core.renamed import hint
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODEL_ENDINGS = (".safetensors",)
 WEIGHT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".npy", ".parquet", ".h5ad")
 REFUSE, IGNORE = MISSING = ("refuse", "ignore")
-FAULTY = ("stop", "leave-out")
+RAISE, SKIP = ON_PARTY_ERROR = ("raise", "skip")
 DTYPES = ("float32", "float64")
 
 Data = Annotated[
@@ -120,7 +122,7 @@ def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
 def unknown(value: str, names: Sequence[str]) -> str:
     """What to say about a name that is none of these."""
     near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
+    guess = f" {hint(value, names)}".rstrip() or (f" Did you mean {near[0]!r}?" if near else "")
     return f"{value!r} is not one of {', '.join(names)}.{guess}"
 
 

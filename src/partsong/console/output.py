@@ -38,7 +38,7 @@ OPTIONS = {
     "n_jobs": "--threads",
     "n_threads": "--threads",
     "n_topics": "--topics",
-    "order": "--play",
+    "order": "--game-order",
     "random_state": "--seed",
 }
 """Options that have another name than the parameter of the library."""

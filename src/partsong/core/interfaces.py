@@ -31,10 +31,10 @@ class Outcome(enum.StrEnum):
 
     CONVERGED = "converged"
     MAX_ROUNDS = "max-rounds"
-    TIME_SPENT = "time-spent"
+    TIME_LIMIT = "time-limit"
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
-    BUDGET_SPENT = "budget-spent"
+    PRIVACY_BUDGET_EXHAUSTED = "privacy-budget-exhausted"
 
 
 @state("core.message")
@@ -224,8 +224,8 @@ class Schedule:
     `absent` maps a round to the names that miss it; their state stands still and they are left out of that sum.
     `silent` maps a round to the names that fall silent in it, each with the phase of the reduction from which on
     nothing is heard of it; such a party has done its work and keeps its state.
-    `faulty` is about a party whose upload is refused, or whose work ends in an error of ours: "stop" raises that error,
-    and all rounds before stay valid; "leave out" treats the party as absent from that round, which says why.
+    `on_party_error` decides what happens when a party's work or upload fails with a PartsongError: "raise" raises it,
+    and all earlier rounds stay valid; "skip" treats the party as absent from that round and records why.
     """
 
     rounds: int
@@ -233,7 +233,7 @@ class Schedule:
     absent: Mapping[int, frozenset[str]] = field(default_factory=dict)
     silent: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     kernel_threads: int = 1
-    faulty: str = "stop"
+    on_party_error: str = "raise"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -242,8 +242,10 @@ class Schedule:
             raise ParameterError(
                 f"kernel_threads must be at least 1; got {self.kernel_threads}.", parameter="kernel_threads"
             )
-        if self.faulty not in ("stop", "leave out"):
-            raise ParameterError(f'faulty must be "stop" or "leave out"; got {self.faulty!r}.', parameter="faulty")
+        if self.on_party_error not in ("raise", "skip"):
+            raise ParameterError(
+                f'on_party_error must be "raise" or "skip"; got {self.on_party_error!r}.', parameter="on_party_error"
+            )
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no party has."""

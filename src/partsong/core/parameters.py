@@ -20,6 +20,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
+from partsong.core import renamed
 from partsong.errors import FileError, FormatError, ParameterError
 
 
@@ -358,7 +359,7 @@ def nearest(word: str, known: Collection[str]) -> str:
     if not known:
         return "There are none yet."
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.4)
-    guess = f"Did you mean {near[0]!r}? " if near else ""
+    guess = renamed.hint(word, known) or (f"Did you mean {near[0]!r}? " if near else "")
     return f"{guess}Known are: {', '.join(known)}."
 
 

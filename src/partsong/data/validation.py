@@ -51,7 +51,7 @@ _ERRORS: dict[str, type[PartsongError]] = {
 }
 NOTHING_TO_LEARN = (
     "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
-    'drew at random. Check its data, or leave it out: faulty="leave out", or --faulty leave-out.'
+    'drew at random. Check its data, or leave it out: on_party_error="skip", or --on-party-error skip.'
 )
 _EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
 _CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."

@@ -67,7 +67,7 @@ def in_pieces(buffer: Buffer) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """One process per rank; agrees with Sequential bit for bit (`sums="in order"`) or to rounding (`"all-reduce"`).
+    """One process per rank; agrees with Sequential bit for bit (`reduce="in order"`) or to rounding (`"all-reduce"`).
 
     Every rank calls `run` with the same program, schedule and reduction and with its own shards. `comm` is mpi4py's
     communicator, COMM_WORLD if none is given. `record` keeps at rank 0 what all parties sent, elsewhere what the own
@@ -75,7 +75,7 @@ class Mpi:
     """
 
     comm: Any = None
-    sums: str = IN_ORDER
+    reduce: str = IN_ORDER
     record: bool = False
 
     def run(
@@ -87,7 +87,7 @@ class Mpi:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
+        return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.reduce, self.record)
 
     def communicator(self) -> MpiCommunicator:
         """Also for work that comes before a run and may fail at one rank: see `engines.collective.together`."""

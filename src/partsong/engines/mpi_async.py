@@ -206,7 +206,7 @@ class MpiArrivals:
             with named(name, "arrival", self._point.index):
                 check_upload(name, message, self._expected)
         except PartsongError as error:
-            if self._schedule.faulty == "stop":
+            if self._schedule.on_party_error == "raise":
                 raise
             return Arrival(name, error.with_traceback(None), clock)
         return Arrival(name, message, clock)

@@ -76,20 +76,20 @@ def run_ranks(
     schedule: Schedule,
     reduction: Reduction,
     resume: Checkpoint | None,
-    sums: str = IN_ORDER,
+    reduce: str = IN_ORDER,
     record: bool = False,
 ) -> Rounds:
     """The rounds of a run, the same at every rank but for checkpoints and seconds.
 
     An error at any rank is raised at all. A caller that leaves its loop at one rank ends it at all, after that round.
     """
-    network = Ranks(communicator, program, shards, schedule, reduction, resume, sums)
+    network = Ranks(communicator, program, shards, schedule, reduction, resume, reduce)
     point = None if resume is None else point_of(resume)
     return Rounds(run_rounds(program, network, schedule, reduction, point, record))
 
 
 class Ranks:
-    """The parties of all ranks; `shards` are those of this one, and `sums` says how uploads are added.
+    """The parties of all ranks; `shards` are those of this one, and `reduce` says how uploads are added.
 
     `seen` has what all parties sent at rank 0, elsewhere what the own ones did, and nothing of an all-reduce.
     """
@@ -102,9 +102,9 @@ class Ranks:
         schedule: Schedule,
         reduction: Reduction,
         resume: Checkpoint | None,
-        sums: str = IN_ORDER,
+        reduce: str = IN_ORDER,
     ) -> None:
-        self._communicator, self._reduction, self._sums = communicator, reduction, sums
+        self._communicator, self._reduction, self._reduce = communicator, reduction, reduce
         self._settings = program, tuple(shards), schedule
         self._start, self._states = (0, {}) if resume is None else (resume.index, dict(resume.parties))
         self._seen: dict[str, Message] = {}
@@ -134,12 +134,14 @@ class Ranks:
 
     def _join(self) -> None:
         program, shards, schedule = self._settings
-        if self._sums not in (IN_ORDER, ALL_REDUCE):
-            raise ParameterError(f'sums must be "{IN_ORDER}" or "{ALL_REDUCE}"; got {self._sums!r}.', parameter="sums")
-        others = {"reduction": self._reduction, "sums": self._sums, "resume": self._start}
+        if self._reduce not in (IN_ORDER, ALL_REDUCE):
+            raise ParameterError(
+                f'reduce must be "{IN_ORDER}" or "{ALL_REDUCE}"; got {self._reduce!r}.', parameter="reduce"
+            )
+        others = {"reduction": self._reduction, "reduce": self._reduce, "resume": self._start}
         placement = agree_on_run(self._communicator, program, shards, schedule, others)
         self.layout, self._homes = placement.layout, placement.homes
-        if self._sums == ALL_REDUCE:
+        if self._reduce == ALL_REDUCE:
             check_that_sums_suffice(program.aggregation, self._reduction)
         elsewhere = self._homes.keys() - {shard.name for shard in shards}
         known = {name: state for name, state in self._states.items() if name not in elsewhere}
@@ -179,7 +181,7 @@ class Ranks:
 
     def sum(self, ask: Ask, aggregation: Aggregation) -> Served | None:
         """The all-reduce, unless a party is at fault, or a rank has nothing to add or arrays of another form."""
-        if self._sums != ALL_REDUCE or not isinstance(aggregation, Reducible):
+        if self._reduce != ALL_REDUCE or not isinstance(aggregation, Reducible):
             return None
         communicator, own = self._communicator, self._answer(ask)
         self._answered = own  # for `exchange`, if this comes to nothing
@@ -208,8 +210,8 @@ class Ranks:
             if work is None or message is not work.upload:
                 raise CompositionError(
                     f"{type(self._reduction).__name__} sends something else than the upload, which an all-reduce would "
-                    'pass over. Use sums="in order".',
-                    parameter="sums",
+                    'pass over. Use reduce="in order".',
+                    parameter="reduce",
                 )
         uploads, sizes = own.messages.values(), {message.nbytes for message in own.messages.values()}
         total = reduce(_add, map(aggregation.lift, uploads)) if uploads else Message({})
@@ -257,7 +259,7 @@ class Ranks:
 
 def check_that_sums_suffice(aggregation: Aggregation, reduction: Reduction) -> None:
     """Refuse what needs more than one sum of lifted uploads."""
-    way_out = 'Use sums="in order", which works with all of them.'
+    way_out = 'Use reduce="in order", which works with all of them.'
     if not isinstance(aggregation, Reducible):
         kind = type(aggregation).__name__
         raise CompositionError(f"{kind} reads individual uploads, and an all-reduce has none. {way_out}")

@@ -42,7 +42,7 @@ from partsong.errors import BudgetSpent, DivergenceError, ParameterError, Partso
 Faults = Mapping[str, PartsongError]
 
 WAYS_ON = (
-    'To go on without this party: faulty="leave out", or --faulty leave-out; or the last checkpoint '
+    'To go on without this party: on_party_error="skip", or --on-party-error skip; or the last checkpoint '
     "with the other shards."
 )
 
@@ -227,7 +227,7 @@ def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | 
 
 def stops_of(schedule: Schedule, layout: Layout, cohort: Cohort | None = None) -> str | None:
     """The words that a fault is raised with; None where faulty parties are left out."""
-    if schedule.faulty != "stop":
+    if schedule.on_party_error != "raise":
         return None
     if len(layout.parties) == 1:
         return ""

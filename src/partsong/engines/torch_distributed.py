@@ -30,13 +30,13 @@ class TorchDistributed:
 
     The process group is made before (`torch.distributed.init_process_group`); `group` is the default one if none is
     given. `device` is where this rank computes: empty for the host under gloo, and the current GPU under NCCL. Every
-    rank calls `run` with the same program, schedule and reduction and with its own shards; `sums` and `record` are as
+    rank calls `run` with the same program, schedule and reduction and with its own shards; `reduce` and `record` are as
     in `Mpi`. What is sent: see `engines.ranks`.
     """
 
     group: Any = None
     device: str = ""
-    sums: str = IN_ORDER
+    reduce: str = IN_ORDER
     record: bool = False
 
     def run(
@@ -48,7 +48,7 @@ class TorchDistributed:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.sums, self.record)
+        return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.reduce, self.record)
 
     def communicator(self) -> TorchCommunicator:
         """Also for work that comes before a run and may fail at one rank: see `engines.collective.together`."""

@@ -21,6 +21,7 @@ from partsong import methods as registry
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Layout, Message, Outcome, Round, Schedule, Shard, State
 from partsong.core.parameters import whole_number
+from partsong.core.renamed import refuse_old_names
 from partsong.core.runtime import Interrupts, held, package_version
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, is_tensor
@@ -30,14 +31,14 @@ from partsong.errors import ParameterError, PartsongError
 from partsong.estimators.parties import read_parties
 from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
 from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
+from partsong.methods.init_modes import INIT_MODES
 from partsong.methods.registry import Problem
-from partsong.methods.starts import STARTS
 from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
 from partsong.reporting.run_report import Curve, MethodResult, Party, Report, Sent, write_report
 from partsong.training.loop import (
-    FAULTY,
-    LEAVE_OUT,
-    STOP,
+    ON_PARTY_ERROR,
+    RAISE,
+    SKIP,
     ExclusionLog,
     HistoryRow,
     StoppingRule,
@@ -54,9 +55,9 @@ Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 FEW_ROWS = 64
 """Rows of a party on which compiled code is tried before the clock starts."""
 
-WORST_FIRST = (Outcome.INTERRUPTED, Outcome.DIVERGED, Outcome.TIME_SPENT, Outcome.MAX_ROUNDS, Outcome.CONVERGED)
+WORST_FIRST = (Outcome.INTERRUPTED, Outcome.DIVERGED, Outcome.TIME_LIMIT, Outcome.MAX_ROUNDS, Outcome.CONVERGED)
 HEADINGS = (
-    "method", "start", "rounds", "steps", "relative error", "explained", "worst party", "sent per party", "seconds",
+    "method", "init_mode", "rounds", "steps", "relative error", "explained", "worst party", "sent per party", "seconds",
     "drift", "aligned", "outcome",
 )  # fmt: skip
 NEVER_SENT = (
@@ -84,7 +85,7 @@ class Candidate:
     description: str
     program: Any
     rounds: int
-    start: str = "common"
+    init_mode: str = "shared"
     is_oracle: bool = False
 
 
@@ -144,7 +145,7 @@ def run_candidate(
     seed: int,
     watch: Watch = lambda done, row: None,
     interrupts: Interrupts | None = None,
-    faulty: str = STOP,
+    on_party_error: str = RAISE,
 ) -> MethodResult:
     """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
 
@@ -160,7 +161,7 @@ def run_candidate(
         watch(done, row)
 
     at = [pooled(shards)] if candidate.is_oracle else shards
-    began, schedule = time.perf_counter(), Schedule(candidate.rounds, seed, faulty=faulty)
+    began, schedule = time.perf_counter(), Schedule(candidate.rounds, seed, on_party_error=on_party_error)
     rule, engine = StoppingRule(tol=0.0), Parallel(record=True)
     fit = simulation_of_rounds(candidate.program, at, candidate.rounds, schedule, rule, engine)
     training = run(fit, began=began, watch=follow, interrupts=interrupts)
@@ -188,7 +189,7 @@ def result_of(
     """What a run has reached, what it cost, what left the parties, and how each of them fares."""
     is_oracle, rows = candidate.is_oracle, run.history
     senders = 0 if is_oracle else len(shards)
-    was_alone = candidate.start == "independent" and len(rows) > 1
+    was_alone = candidate.init_mode == "local" and len(rows) > 1
     known = {name: H for name, H in recorder.alone.items() if is_finite(H)} if was_alone else {}
     return MethodResult(
         name=candidate.name,
@@ -204,7 +205,7 @@ def result_of(
         shares=tuple(float(share) for share in finished.shares),
         sent=recorder.sent_by_each(senders) if senders else (),
         is_oracle=is_oracle,
-        start=candidate.start,
+        init_mode=candidate.init_mode,
         parties=at_parties(candidate.program, shards, finished, Recorder() if is_oracle else recorder),
         found_alone={name: own_parts(H, finished.H) for name, H in known.items()},
     )
@@ -259,7 +260,7 @@ def run_locally(
         components=np.zeros((0, shards[0].matrix.shape[1])),
         shares=(),
         sent=(),
-        start=candidate.start,
+        init_mode=candidate.init_mode,
         parties=parties,
     )
 
@@ -312,7 +313,7 @@ class ComparisonRow(NamedTuple):
     """
 
     method: str
-    start: str
+    init_mode: str
     rounds: int
     local_steps: int
     relative_error: float
@@ -347,7 +348,7 @@ class Comparison:
         """One line for each method."""
         return tuple(
             ComparisonRow(
-                m.name, m.start, m.rounds, self.local_steps[m.name], m.relative_error, m.explained_variance,
+                m.name, m.init_mode, m.rounds, self.local_steps[m.name], m.relative_error, m.explained_variance,
                 m.bytes_up_per_party, m.bytes_down_per_party, m.seconds, m.drift, m.aligned_drift,
                 {party.name: party.relative_error for party in m.parties}, Outcome(m.outcome),
             )
@@ -449,7 +450,7 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     sent = {"pooled": "all rows", "local": "nothing"}.get(row.method, size(row.bytes_up_per_party))
     sent = sent.replace("\N{NO-BREAK SPACE}", " ")
     return (
-        row.method, row.start, str(row.rounds), str(row.local_steps), percent(row.relative_error),
+        row.method, row.init_mode, str(row.rounds), str(row.local_steps), percent(row.relative_error),
         percent(row.explained_variance), percent(max(row.party_errors.values())), sent,
         significant(row.seconds), significant(row.drift), significant(row.aligned_drift), str(row.outcome),
     )  # fmt: skip
@@ -477,6 +478,7 @@ class Numbers:
         return self.local_steps.get(iteration, 1 if usual is None else int(usual))
 
 
+@refuse_old_names
 def compare(
     X: Any,
     n_components: int | None = None,
@@ -486,10 +488,10 @@ def compare(
     names: Sequence[str] | None = None,
     rounds: PerMethod = None,
     local_steps: PerMethod = None,
-    start: str | None = None,
+    init_mode: str | None = None,
     random_state: Any = None,
     dtype: Any = None,
-    faulty: str = STOP,
+    on_party_error: str = RAISE,
     verbose: int = 0,
 ) -> Comparison:
     """What parties would reach alone, together, and if they pooled their rows.
@@ -497,7 +499,7 @@ def compare(
     All methods have the same rank, the same seed and all their rounds, without early stopping. "local", "exact" and
     "pooled" are the same iteration on each party's own, all and stacked rows, from the same H, so that "exact" is
     "pooled" after equally many; methods with a common start begin with that H as well. With independent starts
-    ("fnmf" and "fnmf-alone" unless told otherwise) every party draws its own, the same for every such method. Pooling
+    ("fnmf" and "fnmf-local" unless told otherwise) every party draws its own, the same for every such method. Pooling
     needs memory for a second copy of all rows.
 
     The first Ctrl-C ends the round, and what was found so far is returned with an `IncompleteWarning`: `missing` names
@@ -514,30 +516,32 @@ def compare(
     methods : sequence of names
         Of "local", "pooled" and the methods of `FederatedNMF`.
     rounds, local_steps : int, mapping from methods to int, or None
-        As in `FederatedNMF`; None is 100 rounds ("fnmf-alone": 10), and the method's own local steps. One number of
+        As in `FederatedNMF`; None is 100 rounds ("fnmf-local": 10), and the method's own local steps. One number of
         rounds is for all methods, one number of local steps for those that average. "local" and "pooled" are what
         others are measured by: they iterate as often as "exact" and at least 100 times, so that few rounds do not cut
         them short, unless a mapping of rounds names them; their local steps are those of "exact".
-    start : {"common", "independent"} or None
+    init_mode : {"shared", "local"} or None
         For methods that average; None: as the method does.
-    random_state, dtype, verbose, faulty :
-        As in `FederatedNMF`; with faulty="leave out" a party whose data cannot be used takes part in no method, and
+    random_state, dtype, verbose, on_party_error :
+        As in `FederatedNMF`; with on_party_error="skip" a party whose data cannot be used takes part in no method, and
         `left_out` says why.
     """
     _require_methods(methods)
     numbers = Numbers(_each("rounds", rounds, methods), _each("local_steps", local_steps, methods))
-    if start is not None:
-        one_of("start", start, STARTS.names)
+    if init_mode is not None:
+        one_of("init_mode", init_mode, INIT_MODES.names)
     require_verbosity(verbose)
-    one_of("faulty", faulty, FAULTY)
+    one_of("on_party_error", on_party_error, ON_PARTY_ERROR)
     seed = whole_seed(random_state)
-    shards, columns, missing = read_parties(X, names, parties, seed, precision_of(dtype), leave_out=faulty == LEAVE_OUT)
+    shards, columns, missing = read_parties(
+        X, names, parties, seed, precision_of(dtype), leave_out=on_party_error == SKIP
+    )
     exclusions = ExclusionLog(missing)
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
-    entered = [_candidate(name, rank, numbers, start) for name in methods]
+    entered = [_candidate(name, rank, numbers, init_mode) for name in methods]
     warm_up((candidate.program for candidate in entered), shards)
     with held() as interrupts:
-        found = _run_all(entered, shards, seed, verbose, interrupts, exclusions, faulty)
+        found = _run_all(entered, shards, seed, verbose, interrupts, exclusions, on_party_error)
     named = columns.get("feature_names_in_")
     feature_names = None if named is None else tuple(map(str, named))
     steps = {m.name: len(m.curve.rounds) if m.name == LOCAL else numbers.steps_of(m.name) for m in found}
@@ -556,7 +560,7 @@ def _run_all(
     verbose: int,
     interrupts: Interrupts,
     exclusions: ExclusionLog,
-    faulty: str = STOP,
+    on_party_error: str = RAISE,
 ) -> tuple[MethodResult, ...]:
     """Method by method; those after an interrupt are left out."""
     found: list[MethodResult] = []
@@ -572,13 +576,13 @@ def _run_all(
             if candidate.name == LOCAL:
                 found.append(run_locally(candidate, shards, seed, interrupts))
             else:
-                found.append(run_candidate(candidate, shards, seed, watch, interrupts, faulty))
+                found.append(run_candidate(candidate, shards, seed, watch, interrupts, on_party_error))
     if not found:
         raise KeyboardInterrupt
     return tuple(found)
 
 
-def _candidate(name: str, rank: int, numbers: Numbers, start: str | None) -> Candidate:
+def _candidate(name: str, rank: int, numbers: Numbers, init_mode: str | None) -> Candidate:
     steps, rounds = numbers.steps_of(name), numbers.rounds_of(name)
     if name in SAME_ITERATION:
         program: Any = registry.build("exact", rank, local_steps=steps)
@@ -587,10 +591,10 @@ def _candidate(name: str, rank: int, numbers: Numbers, start: str | None) -> Can
         )
     method = registry.method(name)
     options: dict[str, Any] = {"local_steps": steps} if "local_steps" in method.parameters else {}
-    if start in getattr(method.parameters.get("start"), "names", ()):
-        options["start"] = start
+    if init_mode in getattr(method.parameters.get("init_mode"), "names", ()):
+        options["init_mode"] = init_mode
     program = method.build(Problem(rank, rounds=rounds), options)
-    return Candidate(name, method.summary, program, rounds, method.value("start", options) or "common")
+    return Candidate(name, method.summary, program, rounds, method.value("init_mode", options) or "shared")
 
 
 def _require_methods(methods: Any) -> None:

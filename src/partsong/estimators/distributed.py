@@ -16,6 +16,7 @@ import numpy as np
 from partsong import methods
 from partsong.core.interfaces import Engine, Matrix, Outcome
 from partsong.core.parameters import whole_number
+from partsong.core.renamed import refuse_old_names
 from partsong.core.runtime import using_threads
 from partsong.data.blocks import TwoSided, block_range
 from partsong.data.conversion import as_matrix, float_type
@@ -76,13 +77,14 @@ MARKED_BYTES = 1 << 16
 """Bytes at either end of a file by which ranks see that theirs are the same."""
 
 
+@refuse_old_names
 def fit_distributed(
     X: Any,
     n_components: int | None = None,
     *,
     method: str = "exact",
     engine: str | None = None,
-    sums: str = "all-reduce",
+    reduce: str = "all-reduce",
     max_iter: int = 500,
     tol: float = 1e-4,
     time_budget: float | None = None,
@@ -123,7 +125,7 @@ def fit_distributed(
         are parties; "asyn-sd" and "asyn-ssd-v" are asynchronous, with a server at rank 0; "game" plays single cells.
     engine : {"mpi", "torch"} or None
         What moves numbers between ranks; None asks the launcher. "torch" takes the process group that there is.
-    sums : {"all-reduce", "in-order"}
+    reduce : {"all-reduce", "in-order"}
         "in-order" adds at rank 0 in rank order: the same bits in every run with as many ranks.
     max_iter, tol, time_budget, alpha_W, alpha_H, l1_ratio, missing, dtype, verbose :
         As in `NMF`; "missing" is for "game". An iteration of an asynchronous method is one arrival at the server.
@@ -148,11 +150,12 @@ def fit_distributed(
     asked = {
         "n_components": n_components, "method": method, "max_iter": max_iter, "tol": tol, "time_budget": time_budget,
         "alpha_W": alpha_W, "alpha_H": alpha_H, "l1_ratio": l1_ratio, "missing": missing, "dtype": dtype,
-        "n_threads": n_threads, "method_options": method_options, "verbose": verbose, "engine": engine, "sums": sums,
+        "n_threads": n_threads, "method_options": method_options, "verbose": verbose, "engine": engine,
+        "reduce": reduce,
     }  # fmt: skip
     files, launcher = {"model": model, "weights": weights, "run_folder": run_folder}, _engine_of_launcher(engine)
     with (
-        open_engine(launcher, sums if sums in SUMS else SUMS[0]) as (network, communicator),
+        open_engine(launcher, reduce if reduce in SUMS else SUMS[0]) as (network, communicator),
         failing_together(communicator),
     ):
         known: dict[str, Any] = {"random_state": random_state, "overwrite": overwrite}
@@ -227,9 +230,9 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
         raise ParameterError(
             f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
         )
-    sums = one_of("sums", asked["sums"], SUMS)
+    reduce = one_of("reduce", asked["reduce"], SUMS)
     if traits_by_name(method).asynchronous:
-        _require_server(method, engine, sums, ranks)
+        _require_server(method, engine, reduce, ranks)
     require_verbosity(asked["verbose"])
     stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
     alpha_W, alpha_H, l1_ratio = (asked[name] for name in ("alpha_W", "alpha_H", "l1_ratio"))
@@ -248,14 +251,14 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
         time_budget=stop.time_budget,
         n_threads=whole_number("n_threads", asked["n_threads"]),
         engine=engine,
-        sums=sums,
+        reduce=reduce,
         ranks=ranks,
         missing=asked["missing"],
         method_options=_plain_options(method, options),
     )
 
 
-def _require_server(method: str, engine: str, sums: str, ranks: int) -> None:
+def _require_server(method: str, engine: str, reduce: str, ranks: int) -> None:
     """Asynchronous methods need a server and a worker, and a transport by which the server waits for any of them."""
     if engine != "mpi":
         raise ParameterError(
@@ -268,10 +271,10 @@ def _require_server(method: str, engine: str, sums: str, ranks: int) -> None:
             f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more.",
             parameter="method",
         )
-    if sums != SUMS[0]:
+    if reduce != SUMS[0]:
         raise ParameterError(
-            f"sums={sums!r} is not for method={method!r}, whose server takes in one rank at a time. Leave it out.",
-            parameter="sums",
+            f"reduce={reduce!r} is not for method={method!r}, whose server takes in one rank at a time. Leave it out.",
+            parameter="reduce",
         )
 
 

@@ -21,6 +21,7 @@ from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
+from partsong.core.renamed import refuse_old_names
 from partsong.core.runtime import held
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
@@ -53,13 +54,13 @@ from partsong.methods.privacy_request import Privacy, RowPrivacy, masks_for, pri
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import exposures_of, worst_party
 from partsong.privacy.spending import SIMULATED, Spending, spent_from, without_names
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.observed import ObservedRows
 from partsong.training.checkpoint import RunRecorder, fingerprint, stored_rows
 from partsong.training.loop import (
-    FAULTY,
-    LEAVE_OUT,
-    STOP,
+    ON_PARTY_ERROR,
+    RAISE,
+    SKIP,
     Exclusion,
     ExclusionLog,
     Fit,
@@ -88,10 +89,10 @@ from partsong.training.simulation import (
 ROUNDS, PRIVATE_ROUNDS = 100, 10
 """Rounds by default, of a Program and with privacy; noise grows with the root of their number."""
 
-MAY_CHANGE = frozenset({"rounds", "tol", "faulty"})
+MAY_CHANGE = frozenset({"rounds", "tol", "on_party_error"})
 """Settings that a resumed run may have otherwise; the noise of a private one was planned for its rounds."""
 
-COMMON_OPTIONS = ("local_steps", "start", "align")
+COMMON_OPTIONS = ("local_steps", "init_mode", "align")
 """Options of methods that are parameters of the estimator."""
 
 
@@ -187,13 +188,13 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     local_steps : int or None
         Sweeps ("exact") or iterations (all others) at a party between exchanges. None: as the method does. An exchange
         is never broken off by a time budget.
-    start : {"common", "independent"} or None
+    init_mode : {"shared", "local"} or None
         One H for all and W fitted to it first, or an H of its own at every party. None: as the method does.
     tol, time_budget, random_state, verbose, dtype :
         As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
     n_jobs : int or None
         Parties that run at the same time; None or -1 is one per core. It does not change a bit of the result.
-    faulty : {"stop", "leave out"}
+    on_party_error : {"raise", "skip"}
         What a party leads to whose data cannot be used, whose work ends in an error of ours, or whose upload is
         refused: an error, or a fit without it and a `LeftOutWarning` that says why. One with bad data (NaN, no rows,
         other columns than most) is then not there at all; any other is left out of that round and asked again.
@@ -205,9 +206,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each sends its own H;
         or of every single row, for "exact" (docs/methods.md says which methods have which).
         All rounds are then run, whatever tol, and the model is that of the last: errors do not leave a party.
-    masked : bool or MaskedSum
+    secure_aggregation : bool or SecureSum
         Whether parties add masks that cancel in the sum, so that nobody sees a single upload (at least three parties;
-        extra "privacy"); for methods that send sums or means by position. A MaskedSum has bounds of your own.
+        extra "privacy"); for methods that send sums or means by position. A SecureSum has bounds of your own.
     method_options : mapping of names to values, or None
         Further options of the method, such as {"weighted": False} of "fedavg"; names and values as in docs/methods.md.
 
@@ -244,6 +245,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         How rows are fitted to the model, with the penalties of the program.
     """
 
+    @refuse_old_names
     def __init__(
         self,
         n_components: int | None = None,
@@ -252,17 +254,17 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         align: str | Alignment | None = None,
         rounds: int | None = None,
         local_steps: int | None = None,
-        start: str | None = None,
+        init_mode: str | None = None,
         tol: float = 1e-4,
         time_budget: float | None = None,
         random_state: Any = None,
         verbose: int = 0,
         dtype: Any = None,
         n_jobs: int | None = None,
-        faulty: str = STOP,
+        on_party_error: str = RAISE,
         missing: str = "refuse",
         privacy: Privacy | None = None,
-        masked: Any = False,
+        secure_aggregation: Any = False,
         method_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.n_components = n_components
@@ -270,17 +272,17 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self.align = align
         self.rounds = rounds
         self.local_steps = local_steps
-        self.start = start
+        self.init_mode = init_mode
         self.tol = tol
         self.time_budget = time_budget
         self.random_state = random_state
         self.verbose = verbose
         self.dtype = dtype
         self.n_jobs = n_jobs
-        self.faulty = faulty
+        self.on_party_error = on_party_error
         self.missing = missing
         self.privacy = privacy
-        self.masked = masked
+        self.secure_aggregation = secure_aggregation
         self.method_options = method_options
 
     def fit(
@@ -399,7 +401,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             told |= {"privacy": privacy_told(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
         elif self.n_samples_ is not None:
             told |= {"n_samples": self.n_samples_}
-        told |= {"masked": True} if self.masked else {}
+        told |= {"secure_aggregation": True} if self.secure_aggregation else {}
         save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
 
     @classmethod
@@ -447,8 +449,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             whole_number("rounds", self.rounds)
         if isinstance(self.method, str):
             methods.method(self.method).build(Problem(2, rounds=self._rounds()), options)
-        require_privacy(self.privacy, self.masked, self.method, options=options, time_budget=self.time_budget)
-        one_of("faulty", self.faulty, FAULTY)
+        require_privacy(
+            self.privacy, self.secure_aggregation, self.method, options=options, time_budget=self.time_budget
+        )
+        one_of("on_party_error", self.on_party_error, ON_PARTY_ERROR)
         plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
         if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
             raise ParameterError(
@@ -476,7 +480,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def _options(self) -> dict[str, Any]:
         """What the method was given, under its own names."""
-        named = {"align": self.align, "local_steps": self.local_steps, "start": self.start}
+        named = {"align": self.align, "local_steps": self.local_steps, "init_mode": self.init_mode}
         return method_options_of(self.method_options, **named)
 
     def _rounds(self) -> int:
@@ -493,7 +497,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             told = {"method": self.method, **methods.method(self.method).settings(self._options(), COMMON_OPTIONS)}
         if isinstance(self.privacy, RowPrivacy):
             told.pop("local_steps", None)  # noisy sums are of one step
-        told |= {"rounds": self._rounds(), "tol": float(self.tol), "faulty": self.faulty}
+        told |= {"rounds": self._rounds(), "tol": float(self.tol), "on_party_error": self.on_party_error}
         return told if self.missing == "refuse" else {**told, "missing": self.missing}
 
     @classmethod
@@ -507,7 +511,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             raise ParameterError(f"No method between parties is called {str(method)[:40]!r}.")
         options = usable_options(method, settings.get("method_options"))
         takes = methods.method(method).parameters_with(options or {})
-        asked = {name: settings[name] for name in ("rounds", "tol", "faulty") if name in settings}
+        asked = {name: settings[name] for name in ("rounds", "tol", "on_party_error") if name in settings}
         asked |= {name: settings[name] for name in COMMON_OPTIONS if name in takes and name in settings}
         if asked.get("align") not in methods.CHOICES["align"]:
             asked["align"] = None
@@ -515,9 +519,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         asked["privacy"] = privacy_from(settings.get("privacy"))
         if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             asked |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
-        bound = settings.get("masked_bound")
-        asked["masked"] = (
-            settings.get("masked", False) if bound is None else MaskedSum(real_number("masked_bound", bound))
+        bound = settings.get("mask_bound")
+        asked["secure_aggregation"] = (
+            settings.get("secure_aggregation", False) if bound is None else SecureSum(real_number("mask_bound", bound))
         )
         estimator = cls(method=method, **asked)
         estimator.check_settings()
@@ -526,7 +530,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
         """The program with the noise that was asked for, and the accounts of a program that has noise."""
         if self.privacy is not None:
-            program = self.privacy.program(program, self._rounds(), n_parties, bool(self.masked))
+            program = self.privacy.program(program, self._rounds(), n_parties, bool(self.secure_aggregation))
         traits = program.traits
         if traits.release is None:
             return program, None
@@ -538,7 +542,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """All that can be refused is refused here, before the first round; a resumed run has its own seed."""
         began, stop = time.perf_counter(), self.check_settings()
         seed = whole_seed(self.random_state) if seed is None or self.random_state is not None else int(seed)
-        has_gaps, leave_out = self.missing == "ignore", self.faulty == LEAVE_OUT
+        has_gaps, leave_out = self.missing == "ignore", self.on_party_error == SKIP
         shards, columns, away = read_parties(
             X, names, parties, seed, precision_of(self.dtype), has_gaps=has_gaps, leave_out=leave_out
         )
@@ -548,11 +552,15 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         )
         program = self._program((m if has_noise else n, m))  # with noise the number of rows is not to be told
         program, spending = self._protected(program, len(shards))
-        masks = masks_for(self.privacy, len(shards)) if self.masked is True else self.masked or InTheOpen()
+        masks = (
+            masks_for(self.privacy, len(shards))
+            if self.secure_aggregation is True
+            else self.secure_aggregation or InTheOpen()
+        )
         workers = 0 if self.n_jobs in (None, -1) else int(self.n_jobs)
         engine = Sequential(record=record) if self.n_jobs == 1 else Parallel(workers, record=record)
         rounds = self._rounds()
-        schedule = Schedule(rounds, seed, faulty=self.faulty)
+        schedule = Schedule(rounds, seed, on_party_error=self.on_party_error)
         fit = simulation_of_rounds(program, shards, rounds, schedule, stop, engine, masks, spending)
         job = Job(fit, training_of(fit, began=began), columns, ExclusionLog(away))
         job.training.watch = job.watch
@@ -594,8 +602,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             **self.settings(),
             "parties": len(fit.shards),
             "n_components": fit.program.rank,
-            "masked": bool(self.masked),
-            **({"masked_bound": self.masked.bound} if isinstance(self.masked, MaskedSum) else {}),
+            "secure_aggregation": bool(self.secure_aggregation),
+            **({"mask_bound": self.secure_aggregation.bound} if isinstance(self.secure_aggregation, SecureSum) else {}),
             "privacy": None if self.privacy is None else privacy_told(self.privacy),
             "dtype": str(fit.shards[0].matrix.dtype).removeprefix("torch."),
             "seed": fit.schedule.seed,

@@ -22,7 +22,7 @@ from partsong.errors import CompositionError, DataError, ParameterError, Partson
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, reach_of
 from partsong.methods.registry import private_methods
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 
 def read_parties(
@@ -118,7 +118,7 @@ def _require_usable(label: str, rows: Any, names: tuple[str, ...] | None, dtype:
     if has_gaps and not rows.nnz:
         raise DataError(
             "No cell of this party is known: all are NaN or not stored. Give it at least one number, or leave the "
-            'party out: faulty="leave out", or --faulty leave-out.'
+            'party out: on_party_error="skip", or --on-party-error skip.'
         )
     require_factorizable(rows, names, dtype, party=label)
 
@@ -412,13 +412,19 @@ def method_options_of(given: Any, **named: Any) -> dict[str, Any]:
     return {**named, **(given or {})}
 
 
-def require_privacy(privacy: Any, masked: Any, method: Any, *, options: Mapping[str, Any], time_budget: Any) -> None:
+def require_privacy(
+    privacy: Any, secure_aggregation: Any, method: Any, *, options: Mapping[str, Any], time_budget: Any
+) -> None:
     """Refuse a promise that the method cannot keep, and masks over what is no sum."""
-    if not isinstance(masked, bool | MaskedSum):
-        raise ParameterError(f"masked must be True, False or a MaskedSum; got {masked!r}.", parameter="masked")
-    if masked and isinstance(method, str) and methods.method(method).traits.asynchronous:
+    if not isinstance(secure_aggregation, bool | SecureSum):
         raise ParameterError(
-            f'"{method}" hears one party at a time, and masks need several. Take "syn-sd".', parameter="masked"
+            f"secure_aggregation must be True, False or a SecureSum; got {secure_aggregation!r}.",
+            parameter="secure_aggregation",
+        )
+    if secure_aggregation and isinstance(method, str) and methods.method(method).traits.asynchronous:
+        raise ParameterError(
+            f'"{method}" hears one party at a time, and masks need several. Take "syn-sd".',
+            parameter="secure_aggregation",
         )
     if privacy is None:
         return
@@ -434,10 +440,10 @@ def require_privacy(privacy: Any, masked: Any, method: Any, *, options: Mapping[
             "take partsong.methods.private.row_private as the method.",
             parameter="privacy",
         )
-    _require_private_method(privacy, method, masked, options)
+    _require_private_method(privacy, method, secure_aggregation, options)
 
 
-def _require_private_method(privacy: Privacy, method: str, masked: Any, options: Mapping[str, Any]) -> None:
+def _require_private_method(privacy: Privacy, method: str, secure_aggregation: Any, options: Mapping[str, Any]) -> None:
     if isinstance(privacy, RowPrivacy):
         if "row" not in methods.method(method).privacy:
             raise ParameterError(
@@ -445,13 +451,15 @@ def _require_private_method(privacy: Privacy, method: str, masked: Any, options:
                 f'rows; the method is "{method}". Take that, or PartyPrivacy.',
                 parameter="method",
             )
-        if idle := [name for name in options if name != "start"]:
+        if idle := [name for name in options if name != "init_mode"]:
             raise ParameterError(
                 f"{' and '.join(idle)} of {method} has no place in noisy sums over rows: leave it out.",
                 parameter=idle[0],
             )
-        if not isinstance(masked, bool):
-            raise ParameterError("Masks over noisy sums are made for them: give masked=True.", parameter="masked")
+        if not isinstance(secure_aggregation, bool):
+            raise ParameterError(
+                "Masks over noisy sums are made for them: give secure_aggregation=True.", parameter="secure_aggregation"
+            )
     elif "party" not in methods.method(method).privacy:
         raise ParameterError(
             "Privacy of parties is for methods in which each sends its own H: "
@@ -459,12 +467,13 @@ def _require_private_method(privacy: Privacy, method: str, masked: Any, options:
             "method='exact'.",
             parameter="method",
         )
-    elif not isinstance(masked, bool) and masked.bound_of("H") < reach_of(privacy):
+    elif not isinstance(secure_aggregation, bool) and secure_aggregation.bound_of("H") < reach_of(privacy):
         raise ParameterError(
             f"With this noise H may reach {reach_of(privacy):.4g}, and the masks refuse numbers beyond "
-            f"{masked.bound_of('H'):.4g}: whether one is refused would depend on the data. Give masked=True, or "
-            f'MaskedSum(bounds={{"H": {reach_of(privacy):.4g}}}).',
-            parameter="masked",
+            f"{secure_aggregation.bound_of('H'):.4g}: whether one is refused would depend on the data. "
+            "Pass secure_aggregation=True or "
+            f'SecureSum(bounds={{"H": {reach_of(privacy):.4g}}}).',
+            parameter="secure_aggregation",
         )
 
 

@@ -15,6 +15,7 @@ from partsong import kernels, methods
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
+from partsong.core.renamed import hint
 from partsong.core.streams import fresh_seed
 from partsong.data.conversion import array_of, as_matrix, form_errors
 from partsong.data.observed import ObservedMatrix, observed
@@ -417,5 +418,6 @@ def require_verbosity(verbose: Any) -> None:
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of some words."""
     if not isinstance(value, str) or value not in choices:
-        raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.", parameter=name)
+        renamed = f" {hint(value, choices)}".rstrip() if isinstance(value, str) else ""
+        raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.{renamed}", parameter=name)
     return value

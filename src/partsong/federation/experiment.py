@@ -26,7 +26,7 @@ from partsong.federation.toml_files import FINITE, Positive, parse_table, read_t
 from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
 from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.topics.agreement.protocol import VocabularyAgreement
 from partsong.topics.fitting import weighting_of
 from partsong.topics.shared_vocabulary import AGREE, LONGEST, WordRule
@@ -68,7 +68,7 @@ ADVICE: Mapping[str, str] = {
 }
 """Names that estimators, programs and the command line have, and an experiment has not -> what to do."""
 
-SHARED = ("local_steps", "align", "start")
+SHARED = ("local_steps", "align", "init_mode")
 """Options of methods that every experiment has, if only as none."""
 ENDS = ("time_budget", "tol")
 
@@ -81,7 +81,7 @@ class RunRequest:
     rank: int
     rounds: int
     parties: int
-    masked: bool
+    secure_aggregation: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class Experiment:
     rounds: Positive
     local_steps: Positive | None = None
     align: str | None = None
-    start: str | None = None
+    init_mode: str | None = None
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    masked: bool = False
+    secure_aggregation: bool = False
     mask_bound: Annotated[float, Meta(gt=0, le=FINITE)] | None = None
-    faulty: Literal["stop", "leave out"] = "stop"
+    on_party_error: Literal["raise", "skip"] = "raise"
     columns: Literal["same", "common"] = "same"
     privacy: Mapping[str, Any] = field(default_factory=dict)
     time_budget: float | None = None
@@ -145,7 +145,9 @@ class Experiment:
         if self.is_of_topics:
             self._check_topics()
         else:
-            require_privacy(self.promise, self.masked, self.method, options=self._own_options, time_budget=None)
+            require_privacy(
+                self.promise, self.secure_aggregation, self.method, options=self._own_options, time_budget=None
+            )
         methods.method(self.method).build(Problem(self.rank, rounds=self.rounds), self._own_options)
 
     def _check_options(self) -> None:
@@ -169,7 +171,7 @@ class Experiment:
                 f'for them. Take method = "exact" with unit = "row", or one of {", ".join(private_methods("party"))} '
                 'with unit = "party"; or leave the table privacy out.'
             )
-        if self.masked and methods.method(self.method).constant_sums and self.fraction < 1:
+        if self.secure_aggregation and methods.method(self.method).constant_sums and self.fraction < 1:
             raise ParameterError(
                 f"Sums of {self.method} over other sites each time differ by the words of single sites, and masks "
                 "would hide nothing. Take participation = 1, or another method."
@@ -199,7 +201,9 @@ class Experiment:
 
     def told(self) -> dict[str, Any]:
         """Plain values for a message. How faults are handled, and when a run ends early, stays at the server."""
-        plain = {name: value for name, value in asdict(self).items() if name not in ("faulty", "options", *ENDS)}
+        plain = {
+            name: value for name, value in asdict(self).items() if name not in ("on_party_error", "options", *ENDS)
+        }
         for name in ("words", "participation"):  # which older versions do not know
             if plain[name] is None:
                 del plain[name]
@@ -241,16 +245,16 @@ class Experiment:
         plain = methods.method(self.method).build(Problem(self.rank, n_parties, self.rounds), self._own_options)
         if (promise := self.promise) is None:
             return plain
-        return promise.program(plain, self.exchanges(plain, n_parties), n_parties, self.masked)
+        return promise.program(plain, self.exchanges(plain, n_parties), n_parties, self.secure_aggregation)
 
     def reduction(self, n_parties: int, roster: Roster | None = None) -> Reduction:
         """Build plain sums, or masked sums among the parties of a roster."""
-        if not self.masked:
+        if not self.secure_aggregation:
             return InTheOpen()
         masks = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
         return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
 
-    def _over_drawn(self, masks: MaskedSum, n_parties: int) -> MaskedSum:
+    def _over_drawn(self, masks: SecureSum, n_parties: int) -> SecureSum:
         """Masked sums for a method of topics. Refuse rounds over too few sites.
 
         A method with constant sums (fedlda) needs all sites in every sum: two sums of which one lacks a site differ,
@@ -260,7 +264,8 @@ class Experiment:
         if present < masks.fewest:
             raise ParameterError(
                 f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would "
-                "know what the other has sent. Raise participation, admit more sites, or set masked = false."
+                "know what the other has sent. Raise participation, admit more sites, or set "
+                "secure_aggregation = false."
             )
         return replace(masks, fewest=n_parties) if methods.method(self.method).constant_sums else masks
 
@@ -268,8 +273,8 @@ class Experiment:
         """Build the schedule: all sites in each round, or some that are drawn from the seed."""
         rounds = self.exchanges(self.program(n_parties), n_parties)
         if self.fraction < 1:
-            return DrawnSchedule(rounds, self.seed, faulty=self.faulty, fraction=self.fraction)
-        return Schedule(rounds, self.seed, faulty=self.faulty)
+            return DrawnSchedule(rounds, self.seed, on_party_error=self.on_party_error, fraction=self.fraction)
+        return Schedule(rounds, self.seed, on_party_error=self.on_party_error)
 
     def exchanges(self, program: Program, n_parties: int) -> int:
         """Count the exchanges of all rounds: several a round if the program says so, or the arrivals of all sites."""
@@ -283,7 +288,7 @@ class Experiment:
         """
         counts_sums = self.is_asynchronous or methods.method(self.method).counts_exchanges
         rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
-        return RunRequest(self.method, self.rank, rounds, self._n_drawn(n_parties), self.masked)
+        return RunRequest(self.method, self.rank, rounds, self._n_drawn(n_parties), self.secure_aggregation)
 
     def _n_drawn(self, n_parties: int) -> int:
         """Count the sites in each round."""

@@ -95,7 +95,7 @@ class Policy:
     minimum_rows: Positive | None = None
     minimum_parties: Positive = 2
     maximum_rounds: Positive = 1000
-    masked: bool = False
+    secure_aggregation: bool = False
     columns: tuple[Annotated[str, Meta(min_length=1)], ...] | None = None
     privacy: PrivacyBudget | None = None
     maximum_runs: Positive | None = None
@@ -131,11 +131,11 @@ class Policy:
             raise Denied("recipe", f"{request.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
         if request.rounds > self.maximum_rounds:
             raise Denied("rounds", f"{request.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
-        if self.masked and not request.masked:
+        if self.secure_aggregation and not request.secure_aggregation:
             raise Denied("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
         least = self.minimum_rows
         if least is None:
-            is_hidden = request.masked or self.privacy is not None
+            is_hidden = request.secure_aggregation or self.privacy is not None
             least = 1 if is_hidden else 1 << (2 * request.rank - 1).bit_length()
         if rows < least:
             raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {request.rank}.")
@@ -180,7 +180,7 @@ POLICY = """# What this site lets itself be asked for. It is read here alone, an
 minimum_parties = 3                 # fewer in a sum are refused
 maximum_rounds = 1000               # in one run
 # maximum_runs = 20                 # over all time; without this line: any number
-masked = true                       # the server sees sums alone
+secure_aggregation = true                       # the server sees sums alone
 minimum_mask_bound = 1e6            # a smaller mask_bound is refused: with a refusal your numbers are compared with it
 maximum_exposure = "membership"     # what may be computed from all sums that ever leave without noise: "guess",
                                     # "membership", "entries" or "rows" (docs/privacy.md). By default rounds × rank of
@@ -305,9 +305,9 @@ class Terms:
             return UNLIMITED.format(sent=self.sent), False
         now = support.exposure(self.sent)
         level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
-        masked = "; under masks their number is rounded up to a power of two" if self.policy.masked else ""
-        numbers = {"most": allowed(most, self.policy.masked), "sent": self.sent, "rarest": support.rarest}
-        said = [LIMITED.format(**numbers, rows=support.rows, masked=masked, level=level)]
+        masked = "; under masks their number is rounded up to a power of two" if self.policy.secure_aggregation else ""
+        numbers = {"most": allowed(most, self.policy.secure_aggregation), "sent": self.sent, "rarest": support.rarest}
+        said = [LIMITED.format(**numbers, rows=support.rows, secure_aggregation=masked, level=level)]
         rare = self._of_rare(X, columns, counts)
         if rare:
             refuses = self.policy.rare_columns == REFUSE
@@ -323,7 +323,7 @@ class Terms:
         """A line for each plan for which some columns, and not all of them, are used by too few rows."""
         said, each = [], per_direction(self.policy.maximum_exposure)
         for plan in PLANS:
-            least = each * counted(self.sent + plan, self.policy.masked)
+            least = each * counted(self.sent + plan, self.policy.secure_aggregation)
             count, share = rare_columns(X, tuple(columns), least)
             if count and bool((counts >= least).any()):
                 said.append(

@@ -27,7 +27,7 @@ from partsong.secure_aggregation.crypto import (
     signing_key,
     verifying_key,
 )
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 # ---- signatures -------------------------------------------------------------------------------------------------
 #
@@ -201,7 +201,7 @@ def words_context_of(documents: Any, n_documents: Any) -> str:
 
 def bound_to(context: str, reduction: Reduction) -> Reduction:
     """The same reduction; masks only among those of the same context, besides the one that it is bound to already."""
-    if not isinstance(reduction, MaskedSum):
+    if not isinstance(reduction, SecureSum):
         return reduction
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictableMasks)  # whoever made these masks was warned

@@ -122,8 +122,8 @@ LISTED = "vocabulary.txt"
 MOST_DOCUMENTS = 1 << 53
 NO_KEY = (
     "A run over texts needs the key that sites share, and this site has none: whoever has a list of words could test "
-    "them. One site makes it (partsong federation secret), tells the others by a way that does not lead through the "
-    "server, and all join again with --shared-key."
+    "them. One site makes it (partsong federation shared-key) and gives it to the others out of band, not through "
+    "the server, and all join again with --shared-key."
 )
 
 

@@ -264,10 +264,10 @@ def _refuse(name: str) -> float:
 # and one way on.
 
 ANEW = "begin a new run, under another --name and with another seed"
-WITHOUT = 'with faulty = "leave out", which goes on without the site where that is possible'
+WITHOUT = 'with on_party_error = "skip", which goes on without the site where that is possible'
 
 USUAL = (
-    'Nothing is lost: resume the run once the site is back, or with faulty = "leave out" to go on without it where '
+    'Nothing is lost: resume the run once the site is back, or with on_party_error = "skip" to go on without it where '
     "that is possible."
 )
 SAME_VERSION = (

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partsong.core.renamed import translate_settings
 from partsong.core.runtime import package_version
 from partsong.data.scan import require_names
 from partsong.errors import DataError, DataTypeError, FeatureError, FileError, FormatError, ParameterError, ShapeError
@@ -73,6 +74,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
         raise FormatError(f"{place}: its description lacks, or has more than, {', '.join(_FIELDS)}. {_ONCE_MORE}")
     names = content.pop("feature_names")
+    if isinstance(content["settings"], dict):
+        content["settings"] = translate_settings(content["settings"])
     with parsing(place, "a model"):
         try:
             return Model(

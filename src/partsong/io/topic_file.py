@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from partsong.core.renamed import translate_settings
 from partsong.errors import FileError, FormatError, PartsongError
 from partsong.io.model_file import ENDING
 from partsong.io.opening import parsing, place_of
@@ -68,6 +69,8 @@ def load_topics(path: str | os.PathLike[str]) -> TopicFile:
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
         raise FormatError(f"{place}: its description lacks, or has more than, {', '.join(_FIELDS)}. {_ONCE_MORE}")
     words = content.pop("words")
+    if isinstance(content["settings"], dict):
+        content["settings"] = translate_settings(content["settings"])
     with parsing(place, "topics"):
         if not (words is None or isinstance(words, list)):
             raise FormatError(f"{place}: words are no list. {_ONCE_MORE}")

@@ -31,8 +31,8 @@ from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, DivergenceError, PartyError
+from partsong.methods.init_modes import LOCAL_INIT, SHARED_INIT, InitMode, LocalInit, LocalInitMode, SharedInit
 from partsong.methods.registry import Problem, method
-from partsong.methods.starts import COMMON, INDEPENDENT, CommonStart, IndependentStart, OwnStart, Start
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.operator import Operator
 from partsong.solvers.coupling import Coupling, NoPull, ProximalAnchor, ProximalTerm
@@ -238,7 +238,7 @@ class Consensus(ProgramBase):
     rank: int
     solver: SquaredError = field(default_factory=SquaredError)
     steps: int = 10
-    start: CommonStart | IndependentStart = CommonStart()
+    init_mode: SharedInit | LocalInit = SharedInit()
     aggregation: Aggregation = WeightedMean()
     server_update: ServerUpdate = Replace()
     coupling: Coupling = NoPull()
@@ -280,7 +280,7 @@ class Consensus(ProgramBase):
 
     def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
         draw = stream(layout.seed, "start")
-        Ht = self.start.model(layout, self.rank, draw)
+        Ht = self.init_mode.model(layout, self.rank, draw)
         is_sent = Ht is not None
         if Ht is None:
             Ht = random_columns(layout.n_features, self.rank, draw, layout.dtype)
@@ -299,7 +299,7 @@ class Consensus(ProgramBase):
         rule = self.solver.rule
         if party.W is None:
             is_late = number > 0 and model_Ht is not None  # joins where there is something worth beginning from
-            start = CommonStart() if is_late else self.start
+            start = SharedInit() if is_late else self.init_mode
             Ht = start.columns(shard, model_Ht, self.rank)
             W = start.weights(shard, Ht, self.solver)
         else:
@@ -373,43 +373,49 @@ def _model_columns(shard: Shard, model: Message) -> Array | None:
 
 
 @method("fedavg", privacy=("party",))
-def fedavg(problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, start: Start = COMMON) -> Consensus:
+def fedavg(
+    problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, init_mode: InitMode = SHARED_INIT
+) -> Consensus:
     """Parties iterate from the shared H, which is then averaged by position.
 
     McMahan et al. (2017), applied to NMF by coordinate descent. `weighted`: by numbers of rows.
     """
     aggregation = WeightedMean() if weighted else Mean()
-    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, start, aggregation)
+    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode, aggregation)
 
 
 @method("fedprox", privacy=("party",))
 def fedprox(
-    problem: Problem, *, strength: Annotated[float, AtLeast(0)] = 0.1, local_steps: Steps = 10, start: Start = COMMON
+    problem: Problem,
+    *,
+    strength: Annotated[float, AtLeast(0)] = 0.1,
+    local_steps: Steps = 10,
+    init_mode: InitMode = SHARED_INIT,
 ) -> Consensus:
     """As fedavg, while parties are pulled to the shared H.
 
     Li et al. (2020), applied to NMF by iPALM. `strength` is that of the pull.
     """
     solver = SquaredError(InertialPalm())
-    return Consensus(problem.rank, solver, local_steps, start, coupling=ProximalTerm(strength), free_rounds=1)
+    return Consensus(problem.rank, solver, local_steps, init_mode, coupling=ProximalTerm(strength), free_rounds=1)
 
 
-@method("ipalm-once", rounds=1, privacy=("party",))
-def ipalm_once(problem: Problem, *, local_steps: Steps = 1000, start: Start = INDEPENDENT) -> Consensus:
+@method("one-shot-ipalm", rounds=1, privacy=("party",))
+def one_shot_ipalm(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> Consensus:
     """Every party iterates alone; components are averaged once, by position.
 
     By iPALM: a baseline of the FNMF paper.
     """
-    return Consensus(problem.rank, SquaredError(InertialPalm()), local_steps, start)
+    return Consensus(problem.rank, SquaredError(InertialPalm()), local_steps, init_mode)
 
 
-@method("mur-once", rounds=1, privacy=("party",))
-def mur_once(problem: Problem, *, local_steps: Steps = 1000, start: Start = INDEPENDENT) -> Consensus:
-    """As ipalm-once, by multiplicative updates."""
-    return Consensus(problem.rank, SquaredError(Multiplicative()), local_steps, start)
+@method("one-shot-mu", rounds=1, privacy=("party",))
+def one_shot_mu(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> Consensus:
+    """As one-shot-ipalm, by multiplicative updates."""
+    return Consensus(problem.rank, SquaredError(Multiplicative()), local_steps, init_mode)
 
 
 @method("local-only", rounds=1)
-def local_only(problem: Problem, *, local_steps: Steps = 100, start: OwnStart = INDEPENDENT) -> Consensus:
+def local_only(problem: Problem, *, local_steps: Steps = 100, init_mode: LocalInitMode = LOCAL_INIT) -> Consensus:
     """Every party factorizes alone from its own start, and the H_p are averaged once: what not to do."""
-    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, start)
+    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode)

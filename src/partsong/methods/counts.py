@@ -60,7 +60,7 @@ class CooccurrenceSums(DocumentCounts):
 
     u are the distinct words of the topics, which everybody knows, and p the pairs within a topic: nothing is said of
     other words. The same numbers as for all documents together, exactly. A party's own counts tell which of these words
-    its documents combine, and of a single document which it has; masked (privacy.masking.MaskedSum) only totals are
+    its documents combine, and of a single document which it has; masked (privacy.masking.SecureSum) only totals are
     seen. A count that one party alone adds to is its own in the total, too. One round is all: a party refuses a second
     one, which would tell nothing new of all parties, and single counts where some of them are missing from it.
 

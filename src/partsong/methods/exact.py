@@ -11,8 +11,8 @@ from partsong.core.interfaces import Array, ArraySpec, HalfSteps, Layout, Messag
 from partsong.core.parameters import Steps
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
+from partsong.methods.init_modes import SHARED_INIT, SharedInitMode
 from partsong.methods.registry import Problem, Texts, method
-from partsong.methods.starts import COMMON, OneStart
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import SWEEPS, CoordinateDescent, Extrapolation, NoExtrapolation
@@ -87,7 +87,7 @@ class SharedSums(ProgramBase):
     "exact", privacy=("row",), over_ranks=True, texts=Texts(200, "nmf", {"accelerate": True, "local_steps": SWEEPS})
 )
 def exact(
-    problem: Problem, *, local_steps: Steps = 3, accelerate: bool = False, start: OneStart = COMMON
+    problem: Problem, *, local_steps: Steps = 3, accelerate: bool = False, init_mode: SharedInitMode = SHARED_INIT
 ) -> SharedSums:
     """Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.
 

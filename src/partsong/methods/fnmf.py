@@ -11,9 +11,9 @@ from partsong.aggregation.linear import AlignedMean
 from partsong.core.interfaces import Aggregation, Alignment
 from partsong.core.parameters import AtLeast, Choice, Steps, Whole
 from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal
+from partsong.methods.init_modes import LOCAL_INIT, InitMode, LocalInit
 from partsong.methods.registry import Problem, Texts, method
 from partsong.methods.relay import Relay, exact_after
-from partsong.methods.starts import INDEPENDENT, IndependentStart, Start
 from partsong.solvers.coupling import AlignedProximalTerm
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import InertialPalm
@@ -32,8 +32,8 @@ Strength = Annotated[float | None, AtLeast(0)]
 Every = Annotated[int | None, Whole()]
 
 
-@method("fnmf-alone", compared_rounds=10, privacy=("party",))
-def fnmf_alone(
+@method("fnmf-local", compared_rounds=10, privacy=("party",))
+def fnmf_local(
     problem: Problem,
     *,
     align: Align = Sinkhorn(),
@@ -45,7 +45,7 @@ def fnmf_alone(
     variant: Variant = ROBUST,
     barycenter: Barycenters = FixedPoint,
     synchronisation: Synchronisation = "overwrite",
-    start: Start = INDEPENDENT,
+    init_mode: InitMode = LOCAL_INIT,
 ) -> Consensus:
     """Parties iterate long and alone; which component is which is found out before averaging.
 
@@ -60,8 +60,8 @@ def fnmf_alone(
     """
     is_paper = variant == PAPER
     at_party, at_server = client_align or align, server_align or align
-    if isinstance(start, IndependentStart):
-        start = replace(start, announced=is_paper)
+    if isinstance(init_mode, LocalInit):
+        init_mode = replace(init_mode, announced=is_paper)
     pull = strength if strength is not None else 0.01 if is_paper else 0.1
     pause = every if every is not None else 1 if is_paper else 25
     overwrite = Overwrite() if is_paper else Overwrite(follow=at_server)
@@ -69,7 +69,7 @@ def fnmf_alone(
         problem.rank,
         SquaredError(InertialPalm()),
         local_steps,
-        start,
+        init_mode,
         _barycenter(barycenter, at_server, is_paper),
         coupling=AlignedProximalTerm(pull, at_party, every=pause),
         joining=Personal() if synchronisation == PERSONAL else overwrite,
@@ -85,35 +85,35 @@ def _barycenter(kind: Any, align: Alignment, is_paper: bool) -> Aggregation:
     return made
 
 
-@method("fnmf", extends=fnmf_alone, texts=Texts(rounds=200))
+@method("fnmf", extends=fnmf_local, texts=Texts(rounds=200))
 def fnmf(problem: Problem, *, align: Align = Assignment(), **options: Any) -> Relay:
-    """One round as fnmf-alone, then WᵀW and WᵀX as exact."""
-    return exact_after(fnmf_alone(problem, align=align, **options), LONG_ROUNDS)
+    """One round as fnmf-local, then WᵀW and WᵀX as exact."""
+    return exact_after(fnmf_local(problem, align=align, **options), LONG_ROUNDS)
 
 
-@method("fnmf-paper", extends=fnmf_alone, without=("variant",), compared_rounds=10, privacy=("party",))
+@method("fnmf-paper", extends=fnmf_local, without=("variant",), compared_rounds=10, privacy=("party",))
 def fnmf_paper(problem: Problem, *, align: Align = Assignment(), **options: Any) -> Consensus:
-    """As fnmf-alone, exactly as the paper prints it."""
-    return fnmf_alone(problem, align=align, variant=PAPER, **options)
+    """As fnmf-local, exactly as the paper prints it."""
+    return fnmf_local(problem, align=align, variant=PAPER, **options)
 
 
-@method("fnmf-personal", extends=fnmf_alone, without=("synchronisation", "variant"), compared_rounds=10)
+@method("fnmf-personal", extends=fnmf_local, without=("synchronisation", "variant"), compared_rounds=10)
 def fnmf_personal(problem: Problem, **options: Any) -> Consensus:
-    """As fnmf-alone, while each party keeps the components that have no partner in the shared model."""
-    return fnmf_alone(problem, synchronisation=PERSONAL, **options)
+    """As fnmf-local, while each party keeps the components that have no partner in the shared model."""
+    return fnmf_local(problem, synchronisation=PERSONAL, **options)
 
 
 @method(
     "fnmf-by-sums",
-    extends=fnmf_alone,
+    extends=fnmf_local,
     without=("client_align", "server_align", "barycenter", "synchronisation"),
     compared_rounds=10,
     counts_exchanges=True,
 )
 def fnmf_by_sums(problem: Problem, *, align: Align = Assignment(), sweeps: Steps = 2, **options: Any) -> Consensus:
-    """As fnmf-alone, with a barycenter of sums: parties align themselves, and sums can be masked.
+    """As fnmf-local, with a barycenter of sums: parties align themselves, and sums can be masked.
 
     A round takes `sweeps` exchanges, of which the first alone iterates.
     """
-    seen = fnmf_alone(problem, align=align, **options)
+    seen = fnmf_local(problem, align=align, **options)
     return replace(seen, aggregation=AlignedMean(), upload=AlignedUpload(align), sweeps=sweeps)

@@ -17,8 +17,8 @@ from partsong.core.streams import stream
 from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
 from partsong.methods.averaging import Consensus
+from partsong.methods.init_modes import SHARED_INIT, InitMode, SharedInitMode
 from partsong.methods.registry import Problem, method
-from partsong.methods.starts import COMMON, OneStart, Start
 from partsong.solvers.game import (
     PACE,
     SELF_PLAYS,
@@ -290,7 +290,7 @@ def game(
     shrink: Shrink = None,
     leader: Leader = None,
     local_steps: Steps = 1,
-    start: OneStart = COMMON,
+    init_mode: SharedInitMode = SHARED_INIT,
 ) -> PlayInStrata:
     """Rows play single cells with columns, which travel from party to party; a round is a sweep.
 
@@ -309,6 +309,8 @@ def game(
 
 
 @method("game-consensus", extends=game)
-def game_consensus(problem: Problem, *, local_steps: Steps = 10, start: Start = COMMON, **parts: Any) -> Consensus:
+def game_consensus(
+    problem: Problem, *, local_steps: Steps = 10, init_mode: InitMode = SHARED_INIT, **parts: Any
+) -> Consensus:
     """As fedavg, with sweeps of the game over a party's own rows as local steps."""
-    return Consensus(problem.rank, steps=local_steps, start=start, game=compose_game(**parts))
+    return Consensus(problem.rank, steps=local_steps, init_mode=init_mode, game=compose_game(**parts))

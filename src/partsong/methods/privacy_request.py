@@ -22,7 +22,7 @@ from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check
 from partsong.privacy.calibration import noise_multiplier_for, rounds_within
 from partsong.privacy.mechanisms import MECHANISMS, MOST_MULTIPLIER
 from partsong.privacy.spending import USUAL_DELTA
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 UNITS = ("row", "party")
 NEEDED = {
@@ -148,8 +148,8 @@ def masks_for(privacy: Privacy | None, n_parties: int, bound: float | None = Non
     bounds: dict[str, Any] = {} if bound is None else {"bound": bound}
     if isinstance(privacy, RowPrivacy):
         exact = dict.fromkeys(("gram", "cross"), masked_bound(n_parties))
-        return MaskedSum(**bounds, bounds=exact, fewest=max(3, n_parties))
-    masks = MaskedSum(**bounds)
+        return SecureSum(**bounds, bounds=exact, fewest=max(3, n_parties))
+    masks = SecureSum(**bounds)
     return masks if privacy is None else replace(masks, bounds={"H": max(masks.bound, reach_of(privacy))})
 
 

@@ -276,7 +276,7 @@ class PrivateStatistics(ProgramBase):
     Never sent: X_p, W_p, the number of rows, errors, norms. A party sends `most` times at most.
 
     `shares` > 1: each party adds a variance of σ²/shares, for sums that hide single uploads and are over at least so
-    many honest parties (MaskedSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party with more rows
+    many honest parties (SecureSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party with more rows
     than are certain to stay within that bound does not begin: a refusal later would depend on what is in them. That
     number of rows follows from the bound alone, and noise that does not fit beside it is refused by every party, so
     that who chooses the noise cannot search for a number of rows.

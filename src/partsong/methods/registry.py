@@ -1,7 +1,9 @@
 """The registry of methods: `@method` on the function that builds a program is all that a method needs.
 
     @method("fedavg", privacy=("party",))
-    def fedavg(problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, start: Start = COMMON) -> Program:
+    def fedavg(
+        problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, init_mode: InitMode = SHARED_INIT
+    ) -> Program:
         \"\"\"Parties iterate from the shared H, which is then averaged by position (McMahan et al., 2017).\"\"\"
 
 The signature is the table of parameters (`core.parameters`), the docstring the summary, `upload_spec` of the program

@@ -18,8 +18,8 @@ from partsong.core.streams import stream
 from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods.averaging import OWN, Consensus
+from partsong.methods.init_modes import SHARED_INIT, SharedInit, SharedInitMode
 from partsong.methods.registry import Problem, method
-from partsong.methods.starts import COMMON, CommonStart, OneStart
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import SKETCHES, CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.operator import Operator, Sketch
@@ -83,7 +83,7 @@ class SketchedConsensus(ProgramBase):
     rows_sketch: Proportion | None = Proportion()
     columns_sketch: Proportion | None = Proportion()
     aggregation: Mean | WeightedMean = Mean()
-    start: CommonStart = CommonStart()
+    init_mode: SharedInit = SharedInit()
 
     def __post_init__(self) -> None:
         for name in ("rank", "inner"):
@@ -110,7 +110,7 @@ class SketchedConsensus(ProgramBase):
         return SteppingParty(layout.seed)
 
     def start_server(self, layout: Layout) -> tuple[MeanServer, Message]:
-        Ht = self.start.model(layout, self.rank, stream(layout.seed, "start"))
+        Ht = self.init_mode.model(layout, self.rank, stream(layout.seed, "start"))
         assert Ht is not None
         return MeanServer(Ht.T), Message({"H": Ht.T, "turn": np.array([0, 0], np.int64)})
 
@@ -212,8 +212,8 @@ def _require_begun(shard: Shard, party: SteppingParty, outer: int) -> None:
     if party.outer != outer:
         raise PartyError(
             f"Party {shard.name!r} missed the first exchange of outer round {outer} and has no H to go on from. It can "
-            'join in the next outer round: keep it absent until then, or leave it out: faulty="leave out", or '
-            "--faulty leave-out."
+            'join in the next outer round: keep it absent until then, or leave it out: on_party_error="skip", or '
+            "--on-party-error skip."
         )
 
 
@@ -428,14 +428,18 @@ Ratio = Annotated[float, SHARE]
 
 @method("syn-sd", privacy=("party",), over_ranks=True)
 def syn_sd(
-    problem: Problem, *, local_steps: Steps = 10, rule: Rule = ProximalDescent(), start: OneStart = COMMON
+    problem: Problem,
+    *,
+    local_steps: Steps = 10,
+    rule: Rule = ProximalDescent(),
+    init_mode: SharedInitMode = SHARED_INIT,
 ) -> Consensus:
     """As fedavg, with steps that are held back more and more.
 
     Qian et al. (2020), Alg. 4; W steps first. The paper prints H first, which from a W of their own lets the copies
     part at once.
     """
-    return Consensus(problem.rank, SquaredError(rule), local_steps, start, Mean())
+    return Consensus(problem.rank, SquaredError(rule), local_steps, init_mode, Mean())
 
 
 @method("syn-ssd-u", over_ranks=True)
@@ -446,14 +450,14 @@ def syn_ssd_u(
     sketch: Kind = Subsampling,
     sketch_ratio: Ratio = 0.1,
     rule: Rule = ProximalDescent(),
-    start: OneStart = COMMON,
+    init_mode: SharedInitMode = SHARED_INIT,
 ) -> SketchedConsensus:
     """As syn-sd, while W fits a sketch of the mean of all H in every step.
 
     Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges.
     """
     columns = Proportion(sketch, sketch_ratio)
-    return SketchedConsensus(problem.rank, SquaredError(rule), local_steps, None, columns, start=start)
+    return SketchedConsensus(problem.rank, SquaredError(rule), local_steps, None, columns, init_mode=init_mode)
 
 
 @method("syn-ssd-v", extends=syn_ssd_u, over_ranks=True)
@@ -477,13 +481,13 @@ def asyn_sd(
     local_steps: Steps = 10,
     rho: Annotated[float, Above(0)] = 3.0,
     rule: Rule = ProximalDescent(),
-    start: OneStart = COMMON,
+    init_mode: SharedInitMode = SHARED_INIT,
 ) -> Consensus:
     """As syn-sd, but no party waits for another: the server moves towards each H as it comes.
 
     Qian et al. (2020), Alg. 6: by ω_t = ρ / (ρ + t). Printed is ρ = 1.
     """
-    steady = syn_sd(problem, local_steps=local_steps, rule=rule, start=start)
+    steady = syn_sd(problem, local_steps=local_steps, rule=rule, init_mode=init_mode)
     return replace(steady, server_update=Relaxation(rho), asynchronous=True)
 
 

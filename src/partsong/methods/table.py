@@ -23,108 +23,108 @@ TABLE: dict[str, Entry] = {
     "exact": Entry(
         "partsong.methods.exact",
         "Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.",
-        ("local_steps", "accelerate", "start"),
+        ("local_steps", "accelerate", "init_mode"),
         tasks=("parties", "texts", "ranks"),
         pooled_name="nmf",
     ),
-    "fnmf-alone": Entry(
+    "fnmf-local": Entry(
         "partsong.methods.fnmf",
         "Parties iterate long and alone; which component is which is found out before averaging.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "variant",
-            "barycenter", "synchronisation", "start",
+            "barycenter", "synchronisation", "init_mode",
         ),
     ),
     "fnmf": Entry(
         "partsong.methods.fnmf",
-        "One round as fnmf-alone, then WᵀW and WᵀX as exact.",
+        "One round as fnmf-local, then WᵀW and WᵀX as exact.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "variant",
-            "barycenter", "synchronisation", "start",
+            "barycenter", "synchronisation", "init_mode",
         ),
         tasks=("parties", "texts"),
     ),
     "fnmf-paper": Entry(
         "partsong.methods.fnmf",
-        "As fnmf-alone, exactly as the paper prints it.",
+        "As fnmf-local, exactly as the paper prints it.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "barycenter",
-            "synchronisation", "start",
+            "synchronisation", "init_mode",
         ),
     ),
     "fnmf-personal": Entry(
         "partsong.methods.fnmf",
-        "As fnmf-alone, while each party keeps the components that have no partner in the shared model.",
+        "As fnmf-local, while each party keeps the components that have no partner in the shared model.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "barycenter",
-            "start",
+            "init_mode",
         ),
     ),
     "fnmf-by-sums": Entry(
         "partsong.methods.fnmf",
-        "As fnmf-alone, with a barycenter of sums: parties align themselves, and sums can be masked.",
-        ("align", "local_steps", "strength", "every", "variant", "start", "sweeps"),
+        "As fnmf-local, with a barycenter of sums: parties align themselves, and sums can be masked.",
+        ("align", "local_steps", "strength", "every", "variant", "init_mode", "sweeps"),
     ),
     "fedavg": Entry(
         "partsong.methods.averaging",
         "Parties iterate from the shared H, which is then averaged by position.",
-        ("local_steps", "weighted", "start"),
+        ("local_steps", "weighted", "init_mode"),
     ),
     "fedprox": Entry(
         "partsong.methods.averaging",
         "As fedavg, while parties are pulled to the shared H.",
-        ("strength", "local_steps", "start"),
+        ("strength", "local_steps", "init_mode"),
     ),
-    "ipalm-once": Entry(
+    "one-shot-ipalm": Entry(
         "partsong.methods.averaging",
         "Every party iterates alone; components are averaged once, by position.",
-        ("local_steps", "start"),
+        ("local_steps", "init_mode"),
     ),
-    "mur-once": Entry(
+    "one-shot-mu": Entry(
         "partsong.methods.averaging",
-        "As ipalm-once, by multiplicative updates.",
-        ("local_steps", "start"),
+        "As one-shot-ipalm, by multiplicative updates.",
+        ("local_steps", "init_mode"),
     ),
     "local-only": Entry(
         "partsong.methods.averaging",
         "Every party factorizes alone from its own start, and the H_p are averaged once: what not to do.",
-        ("local_steps", "start"),
+        ("local_steps", "init_mode"),
     ),
     "syn-sd": Entry(
         "partsong.methods.secure_sketched",
         "As fedavg, with steps that are held back more and more.",
-        ("local_steps", "rule", "start"),
+        ("local_steps", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "syn-ssd-u": Entry(
         "partsong.methods.secure_sketched",
         "As syn-sd, while W fits a sketch of the mean of all H in every step.",
-        ("local_steps", "sketch", "sketch_ratio", "rule", "start"),
+        ("local_steps", "sketch", "sketch_ratio", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "syn-ssd-v": Entry(
         "partsong.methods.secure_sketched",
         "As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched.",
-        ("local_steps", "sketch", "sketch_ratio", "rule", "start"),
+        ("local_steps", "sketch", "sketch_ratio", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "syn-ssd-uv": Entry(
         "partsong.methods.secure_sketched",
         "As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are "
         "sketched.",
-        ("local_steps", "sketch", "sketch_ratio", "rule", "start"),
+        ("local_steps", "sketch", "sketch_ratio", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "asyn-sd": Entry(
         "partsong.methods.secure_sketched",
         "As syn-sd, but no party waits for another: the server moves towards each H as it comes.",
-        ("local_steps", "rho", "rule", "start"),
+        ("local_steps", "rho", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "asyn-ssd-v": Entry(
         "partsong.methods.secure_sketched",
         "As asyn-sd, with steps of H that are sketched, by a sketch that nobody else knows (Alg. 7).",
-        ("local_steps", "rho", "rule", "start", "sketch", "sketch_ratio"),
+        ("local_steps", "rho", "rule", "init_mode", "sketch", "sketch_ratio"),
         tasks=("parties", "ranks"),
     ),
     "secure-dsanls": Entry(
@@ -142,13 +142,13 @@ TABLE: dict[str, Entry] = {
     "game": Entry(
         "partsong.methods.game",
         "Rows play single cells with columns, which travel from party to party; a round is a sweep.",
-        ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "start"),
+        ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "game-consensus": Entry(
         "partsong.methods.game",
         "As fedavg, with sweeps of the game over a party's own rows as local steps.",
-        ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "start"),
+        ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "init_mode"),
     ),
     "then-exact": Entry(
         "partsong.methods.relay",
@@ -185,7 +185,7 @@ TABLE: dict[str, Entry] = {
 }  # fmt: skip
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "start": ("common", "independent"),
+    "init_mode": ("shared", "local"),
     "align": (
             "assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn", "nearest", "softmax",
             "identity",

@@ -123,7 +123,7 @@ class MethodResult:
     shares: tuple[float, ...]
     sent: tuple[Sent, ...]
     is_oracle: bool = False
-    start: str = ""
+    init_mode: str = ""
     parties: tuple[AtParty, ...] = ()
     found_alone: Mapping[str, OwnParts] = field(default_factory=dict)
 

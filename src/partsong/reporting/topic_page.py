@@ -25,7 +25,7 @@ JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 """Not printable by themselves, and parts of words in many scripts."""
 LARGEST = 0.075
 """Radius of the largest topic, in sides of the map; less where there are more than fifty."""
-TOLD = ("method", "server", "participation", "parties", "masked", "weighting", "vocabulary")
+TOLD = ("method", "server", "participation", "parties", "secure_aggregation", "weighting", "vocabulary")
 
 
 def distances(H: np.ndarray) -> np.ndarray:

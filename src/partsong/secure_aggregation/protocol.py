@@ -26,7 +26,7 @@ MOST_SUMS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedSum:
+class SecureSum:
     """Σ_p lift(upload_p) under masks that cancel: two exchanges for each sum (masked upload, unmasking), after two for
     the set-up of a `batch` of them (keys, shares); parties may drop out in each.
 
@@ -115,7 +115,7 @@ class MaskedSum:
         """Only a sum can be formed of uploads that nobody sees."""
         if not isinstance(aggregation, Reducible):
             raise CompositionError(
-                f"{type(aggregation).__name__} reads individual uploads, but MaskedSum lets only sums through. Use "
+                f"{type(aggregation).__name__} reads individual uploads, but SecureSum lets only sums through. Use "
                 'Mean or WeightedMean (for FNMF: the method "fnmf-by-sums"), or no masks.'
             )
 
@@ -126,7 +126,7 @@ class MaskedSum:
                 f"A masked sum needs at least {self.fewest} parties, and there are {len(layout.parties)}: "
                 f"{', '.join(layout.parties)}. Each of two would know what the other has sent. Run without masks, or "
                 "with more parties.",
-                parameter="masked",
+                parameter="secure_aggregation",
             )
         if self.roster is not None and not secret:
             raise ParameterError(

@@ -17,6 +17,7 @@ from partsong.aggregation.plaintext import InTheOpen
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
 from partsong.core.parameters import real_number, whole_number
+from partsong.core.renamed import refuse_old_names
 from partsong.engines.rounds import sample_participants
 from partsong.errors import DataError, ParameterError
 from partsong.estimators.persistence import penalties_told
@@ -362,6 +363,7 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
     _word_options = ("min_documents", "max_words", "max_share")
     _least_documents = 2
 
+    @refuse_old_names
     def __init__(
         self,
         n_topics: int | None = None,
@@ -466,7 +468,7 @@ class FederatedTopicModel(TopicEstimator):
 dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_first, counts_words, device :
         As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
         "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
-        (docs/what-leaves-a-party.md), and `masked` hides single ones.
+        (docs/what-leaves-a-party.md), and `secure_aggregation` hides single ones.
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
         How the parties work together.
     server, server_rate : {"average", "adagrad", "yogi", "adam"}, float
@@ -484,7 +486,7 @@ dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_fir
         Of "agree": words of more bytes of UTF-8 than this stay at their parties, and are no words of the model. A
         letter that is not plain takes two bytes or more. More costs bytes for each word that is not of up to eleven
         plain letters.
-    masked : bool or MaskedSum
+    secure_aggregation : bool or SecureSum
         Whether uploads of the rounds are masked as well, so that nobody sees a single one (three parties or more in
         each round).
 
@@ -507,6 +509,7 @@ history_, n_iter_, outcome_, seed_ :
     _word_options = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
     _least_documents = 1
 
+    @refuse_old_names
     def __init__(
         self,
         n_topics: int | None = None,
@@ -523,7 +526,7 @@ history_, n_iter_, outcome_, seed_ :
         max_share: float = 1.0,
         max_words: int | None = None,
         weighting: str | None = None,
-        masked: Any = False,
+        secure_aggregation: Any = False,
         language: str = "english",
         stop_words: Iterable[str] = (),
         words: Words | None = None,
@@ -561,10 +564,10 @@ history_, n_iter_, outcome_, seed_ :
         require_server(self.method, self.server, self.server_rate)
         if self.rounds is not None:
             whole_number("rounds", self.rounds)
-        if self.masked and isinstance(self.method, str) and self.method == "fnmf":
+        if self.secure_aggregation and isinstance(self.method, str) and self.method == "fnmf":
             raise ParameterError(
                 "fnmf compares single models of parties, which masks would hide. Take the method exact.",
-                parameter="masked",
+                parameter="secure_aggregation",
             )
         if not 0 < real_number("participation", self.participation) <= 1:
             raise ParameterError(
@@ -588,16 +591,16 @@ history_, n_iter_, outcome_, seed_ :
         return absent, reduction
 
     def _reduction(self, n_parties: int, absent: Any) -> Reduction:
-        if not self.masked:
+        if not self.secure_aggregation:
             return InTheOpen()
         present = n_parties - max((len(away) for away in absent.values()), default=0)
         if present < FEWEST_MASKED:
             raise ParameterError(
                 f"Masks take at least {FEWEST_MASKED} parties in every round, and there are {present}: each of two "
                 "would know what the other has sent. Let more take part, or run without masks.",
-                parameter="masked",
+                parameter="secure_aggregation",
             )
-        masks: Reduction = masks_for(None, n_parties) if self.masked is True else self.masked
+        masks: Reduction = masks_for(None, n_parties) if self.secure_aggregation is True else self.secure_aggregation
         return masks
 
     def _require_everyone(self, program: Any, is_sampled: bool) -> None:
@@ -608,7 +611,7 @@ history_, n_iter_, outcome_, seed_ :
                 "fednmf, fednmf-mi and fedlda. Take one of these, or let all parties take part.",
                 parameter="participation",
             )
-        if is_sampled and self.masked and isinstance(program, FederatedLDA):
+        if is_sampled and self.secure_aggregation and isinstance(program, FederatedLDA):
             raise ParameterError(
                 "Sums of fedlda over other parties each time differ by the words of single parties, and masks would "
                 "hide nothing. Let all parties take part, or take another method.",
@@ -638,7 +641,7 @@ history_, n_iter_, outcome_, seed_ :
             "participation": float(self.participation),
             "weighting": self.weighing_.weighting,
             "vocabulary": self.vocabulary if is_named else "given",
-            "masked": bool(self.masked),
+            "secure_aggregation": bool(self.secure_aggregation),
             "tol": float(self.tol),
         }
         return told | ({"server": self.server} if named in ("fednmf", "fednmf-mi") else {})

@@ -267,7 +267,7 @@ def _agreed(
     outcome = Outcome(told)
     if outcome is Outcome.MAX_ROUNDS and not is_full:
         is_pressed = any(one[3] for one in every)
-        outcome = Outcome.TIME_SPENT if is_late and not is_pressed else Outcome.INTERRUPTED
+        outcome = Outcome.TIME_LIMIT if is_late and not is_pressed else Outcome.INTERRUPTED
     training.ended = outcome
     return training
 

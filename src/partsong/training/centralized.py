@@ -193,7 +193,7 @@ def fit_centralized(
         if not is_zero(result):
             return training, result
         is_asked = isinstance(config.solver, SquaredError) and config.solver.is_penalised and init is None
-        if not is_asked or training.outcome is Outcome.TIME_SPENT or interrupts.count:
+        if not is_asked or training.outcome is Outcome.TIME_LIMIT or interrupts.count:
             warn_if_model_is_zero(config.solver, result)
             return training, result
         return _from_another_start(matrix, config, build, (training, result), interrupts)

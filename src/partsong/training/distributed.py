@@ -55,18 +55,18 @@ SKETCH_OPTIONS = ("sketch", "sketch_ratio")
 
 
 @contextmanager
-def open_engine(engine: str, sums: str = "all-reduce") -> Iterator[tuple[Engine, Communicator]]:
+def open_engine(engine: str, reduce: str = "all-reduce") -> Iterator[tuple[Engine, Communicator]]:
     """The engine ("mpi" or "torch") and the way to all ranks; a process that was started alone is the only rank."""
-    adding = sums.replace("in-order", "in order")
+    adding = reduce.replace("in-order", "in order")
     _require_launcher(engine)
     if engine == "mpi":
-        ranks = Mpi(sums=adding)
+        ranks = Mpi(reduce=adding)
         communicator = ranks.communicator()
         require_launched_together(communicator)
         yield ranks, communicator
         return
     with process_group():
-        others = TorchDistributed(sums=adding)
+        others = TorchDistributed(reduce=adding)
         yield others, others.communicator()
 
 
@@ -114,7 +114,7 @@ class DistributedSettings:
     time_budget: float | None
     n_threads: int
     engine: str
-    sums: str
+    reduce: str
     ranks: int
     missing: str
     method_options: Mapping[str, Any]
@@ -160,7 +160,7 @@ class DistributedSettings:
             "time_budget": self.time_budget,
             "threads": self.n_threads,
             "engine": self.engine,
-            "sums": None if self.workers.start else self.sums,  # uploads to a server come one at a time
+            "reduce": None if self.workers.start else self.reduce,  # uploads to a server come one at a time
             "ranks": self.ranks,
             **({"method_options": rest} if rest else {}),
         }
@@ -303,7 +303,7 @@ class AgreedStopping(Measures):
         if self.pressed.count > 1:
             raise KeyboardInterrupt
         if training.outcome is Outcome.INTERRUPTED and self.is_late and not self.is_pressed:
-            training.ended = Outcome.TIME_SPENT
+            training.ended = Outcome.TIME_LIMIT
         return training
 
 
@@ -440,7 +440,7 @@ class DistributedFit:
             "n_components": settings.n_components,
             "shape": self.data.shape,
             "parties": 1,
-            **{name: told[name] for name in ("engine", "ranks", "sums", "dtype", "seed")},
+            **{name: told[name] for name in ("engine", "ranks", "reduce", "dtype", "seed")},
             "outcome": str(self.training.outcome),
             "iterations": self.iterations,
             "seconds": round(self.seconds, 6),

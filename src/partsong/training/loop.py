@@ -118,7 +118,7 @@ class StoppingRule:
         if self.tol > 0 and progress.is_flat(self.tol):
             return Outcome.CONVERGED
         if self.time_budget is not None and seconds >= self.time_budget:
-            return Outcome.TIME_SPENT
+            return Outcome.TIME_LIMIT
         return None
 
 
@@ -381,7 +381,7 @@ def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iter
     except BudgetSpent:
         if training.best is None:
             raise
-        training.ended = Outcome.BUDGET_SPENT
+        training.ended = Outcome.PRIVACY_BUDGET_EXHAUSTED
     except DivergenceError as error:
         if training.best is None or not training.rounds:
             raise  # in the middle of the first round there is nothing better to keep
@@ -507,7 +507,7 @@ def exhaust(steps: Iterator[Step]) -> None:
 
 # Parties that are left out
 
-STOP, LEAVE_OUT = FAULTY = ("stop", "leave out")
+RAISE, SKIP = ON_PARTY_ERROR = ("raise", "skip")
 """What follows where a party's data cannot be used, its work ends in an error, or its upload is refused."""
 
 

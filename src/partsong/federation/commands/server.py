@@ -19,7 +19,7 @@ from partsong.console.output import guarded, put_result, require_writable, warn
 from partsong.errors import FileError, ParameterError
 from partsong.federation.columns import labels_of
 from partsong.federation.commands.demo import DEMO, demo
-from partsong.federation.commands.site import JOIN, SECRET, join, secret
+from partsong.federation.commands.site import JOIN, SHARED_KEY, join, shared_key
 from partsong.federation.commands.status import STATUS, status
 from partsong.federation.experiment import Experiment, with_seed
 from partsong.federation.flower import control, server_process
@@ -271,7 +271,7 @@ def _named(place: RunPlace, public: Sequence[str]) -> int:
 RUN = examples(
     "partsong federation run experiment.toml --folder liver -o model.safetensors",
     "partsong federation run experiment.toml --folder liver --resume",
-    "partsong federation run experiment.toml --folder liver --engine files --drop /mnt/liver",
+    "partsong federation run experiment.toml --folder liver --engine files --exchange-folder /mnt/liver",
 )
 STOP = examples("partsong federation stop first-try --folder liver", "partsong federation stop --server --folder liver")
 
@@ -289,7 +289,9 @@ def run(
         ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help=ENGINE)] = Engine.FLOWER,
-    drop: Annotated[Path | None, typer.Option(help="With --engine files: where requests are dropped.")] = None,
+    exchange_folder: Annotated[
+        Path | None, typer.Option(help="With --engine files: where requests are dropped.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
     ] = None,
@@ -304,8 +306,8 @@ def run(
 ) -> None:
     """Run an experiment over all sites, follow it, and write the model."""
     require_writable("--output", output, (".safetensors",))
-    if (drop is None) == (engine is Engine.FILES):
-        raise ParameterError("--engine files and --drop FOLDER go together.")
+    if (exchange_folder is None) == (engine is Engine.FILES):
+        raise ParameterError("--engine files and --exchange-folder FOLDER go together.")
     given = () if names is None else _names_in(names)
     server = ServerFolder.at(folder)
     place, seed = _prepared(server, experiment, name or experiment.stem, resume, engine)
@@ -313,7 +315,7 @@ def run(
     settings = RunSettings(
         before.timeout if timeout is None else timeout,
         before.names if names is None else given,
-        None if drop is None else str(drop.absolute()),
+        None if exchange_folder is None else str(exchange_folder.absolute()),
     )
     if resume and (done := _done_before(place, settings.names)) is not None:
         typer.echo(f"Run {place.name!r} is done, and every site that was in it has been told.", err=as_json)
@@ -323,7 +325,9 @@ def run(
     try:
         with held(place.command, f"Another command follows run {place.name!r}"):
             write_bytes(place.settings, msgspec.json.encode(settings))
-            told = _run_to_end(server, place, drop, lambda line: None if as_json else typer.echo(line_of(line)))
+            told = _run_to_end(
+                server, place, exchange_folder, lambda line: None if as_json else typer.echo(line_of(line))
+            )
     except KeyboardInterrupt:
         typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
         raise
@@ -375,12 +379,12 @@ def _not_at_work(place: RunPlace, folder: Path) -> FileError:
 
 
 def _run_to_end(
-    server: ServerFolder, place: RunPlace, drop: Path | None, tell: Callable[[Mapping[str, Any]], None]
+    server: ServerFolder, place: RunPlace, exchange_folder: Path | None, tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
     """By the server that runs, or over files by this process."""
-    if drop is None:
+    if exchange_folder is None:
         return control.run_to_end(server, place, tell)
-    return run_over(lambda: files.requests_in(drop, server, place), server, place, tell)
+    return run_over(lambda: files.requests_in(exchange_folder, server, place), server, place, tell)
 
 
 def _names_in(path: Path) -> tuple[str, ...]:
@@ -454,7 +458,7 @@ def _done_before(place: RunPlace, names: Sequence[str]) -> dict[str, Any] | None
 app = typer.Typer(
     name="federation",
     help="Run experiments between institutions: one coordinator, and sites that keep their rows.",
-    epilog="Coordinator: init, invite, serve, admit, run. Site: secret, join, status. All of it on this machine: demo.",
+    epilog="Coordinator: init, invite, serve, admit, run. Site: shared-key, join, status. All on this machine: demo.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
@@ -465,7 +469,7 @@ app.command(epilog=INVITE)(invite)
 app.command(epilog=ADMIT)(admit)
 app.command(epilog=REMOVE)(remove)
 app.command(epilog=SERVE)(serve)
-app.command(epilog=SECRET)(secret)
+app.command("shared-key", epilog=SHARED_KEY)(shared_key)
 app.command(epilog=JOIN)(join)
 app.command(epilog=RUN)(run)
 app.command(epilog=STATUS)(status)

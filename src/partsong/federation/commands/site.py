@@ -27,19 +27,19 @@ from partsong.federation.transports.files import answer_in
 from partsong.io.opening import Wanted
 from partsong.io.write import write_text
 
-# ---- federation secret ------------------------------------------------------------------------------------------
+# ---- federation shared-key ------------------------------------------------------------------------------------------
 #
-# `partsong federation secret`: what sites share, and the coordinator does not know.
+# `partsong federation shared-key`: what sites share, and the coordinator does not know.
 
-SECRET = examples("partsong federation secret -o sites.key")
+SHARED_KEY = examples("partsong federation shared-key -o sites.key")
 MAKE_KEY = (
-    "One site makes a key (partsong federation secret), tells the others by a way that does not lead through the "
+    "One site makes a key (partsong federation shared-key), tells the others by a way that does not lead through the "
     "server, and all join with --shared-key."
 )
 
 
 @guarded
-def secret(
+def shared_key(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new file for it, for its owner alone.")
     ] = None,
@@ -157,7 +157,9 @@ def join(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to all questions; for scripts.")] = False,
-    drop: Annotated[Path | None, typer.Option(help="Answer through this folder, and not over the network.")] = None,
+    exchange_folder: Annotated[
+        Path | None, typer.Option(help="Answer through this folder, and not over the network.")
+    ] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Start the node once all is there.")] = True,
     label: Label = None,
     transpose: Transpose = False,
@@ -228,7 +230,7 @@ def join(
     if pinned != before and is_held(site.lock):
         typer.echo(TAKEN.format(site.site), err=True)
     elif start:
-        _start(site, drop)
+        _start(site, exchange_folder)
 
 
 def _awaited(site: SiteFolder) -> Listed | None:
@@ -322,8 +324,8 @@ def _show_and_ask(
 def _leaves(site: SiteFolder, table: Table | None, shared: SharedKey | None) -> tuple[str, bool]:
     """What leaves, in words, and whether some columns are used by too few rows."""
     policy, terms = site.policy(), terms_in(site.path)
-    masked = "it does" if policy.masked else "IT DOES NOT, so that the server may see each site's own"
-    told: dict[str, Any] = {"masked": masked, "parties": policy.minimum_parties}
+    masked = "it does" if policy.secure_aggregation else "IT DOES NOT, so that the server may see each site's own"
+    told: dict[str, Any] = {"secure_aggregation": masked, "parties": policy.minimum_parties}
     if table is None:
         exposure, has_rare = terms.of_texts(), False
         least = {"documents": policy.words.minimum_documents, "least": policy.words.minimum_parties}
@@ -380,12 +382,16 @@ def _pin(site: SiteFolder, listed: Listed, fingerprint: str | None, yes: bool) -
         )
 
 
-def _start(site: SiteFolder, drop: Path | None) -> None:
-    way = f"calls {site.address}" if drop is None else f"answers what is dropped in {drop / site.site / 'in'}"
+def _start(site: SiteFolder, exchange_folder: Path | None) -> None:
+    way = (
+        f"calls {site.address}"
+        if exchange_folder is None
+        else f"answers what is dropped in {exchange_folder / site.site / 'in'}"
+    )
     typer.echo(f"Starting the node of {site.site!r}; it {way}. End with Ctrl-C.", err=True)
     with suppress(KeyboardInterrupt):
-        if drop is None:
+        if exchange_folder is None:
             site_process.join(site)
         else:
-            answer_in(drop, site, lambda word: typer.echo(word, err=True))
+            answer_in(exchange_folder, site, lambda word: typer.echo(word, err=True))
     typer.echo(site_process.STOPPED, err=True)

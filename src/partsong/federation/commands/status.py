@@ -286,11 +286,15 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
         return {"status": "starting"}
     if place.result.exists():
         return {name: value for name, value in result_in(place).items() if name in ("status", "error", "notes")}
-    drop = settings_in(place).drop
-    if drop is None and not (place.settings.exists() or place.number.exists()):
+    exchange_folder = settings_in(place).exchange_folder
+    if exchange_folder is None and not (place.settings.exists() or place.number.exists()):
         return {"status": "broken off"}
     resume = f"partsong federation run {quote(str(place.experiment))} --folder {quote(str(place.folder.parent.parent))}"
-    resume += f" --name {place.name}" + ("" if drop is None else f" --engine files --drop {quote(drop)}") + " --resume"
+    resume += (
+        f" --name {place.name}"
+        + ("" if exchange_folder is None else f" --engine files --exchange-folder {quote(exchange_folder)}")
+        + " --resume"
+    )
     return {"status": "broken off", "resume": resume}
 
 

@@ -277,7 +277,7 @@ def _key_bytes(public_key: str) -> bytes:
 
 # ---- following --------------------------------------------------------------------------------------------------
 
-STARTS = 3
+INIT_MODES = 3
 """Flower's app of a run can fail before it has begun (TLS connections break under load): it is started again."""
 POLL = 2.0
 GRACE = 15.0
@@ -316,7 +316,7 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
     """
     news, status, is_told = News.from_now(place), Status("unknown"), False
     with controlling(server) as control:
-        for _ in range(STARTS):
+        for _ in range(INIT_MODES):
             number = _at_work(control, place)
             if number is None:
                 if not is_told:
@@ -335,7 +335,7 @@ def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, A
                 end_work(place)
                 raise ServerError(f"Run {place.name!r} was stopped. Nothing is lost: --resume goes on with it.")
     raise ServerError(
-        f"Run {place.name!r} has ended {STARTS} times without a word ({status.details or 'no details'}). Look at "
+        f"Run {place.name!r} has ended {INIT_MODES} times without a word ({status.details or 'no details'}). Look at "
         "the server's log; it can be resumed."
     )
 

@@ -85,10 +85,10 @@ class Coordinator:
         uploads, and a Round is an arrival, on disk before it is yielded.
 
         The order is kept (`AsyncRunState.order`); with it `engines.virtual_clock.Asynchronous` gives the same models in
-        one process. faulty "stop": a site that refuses, or does not answer for `timeout` seconds, ends the run with an
-        error, after which it can be resumed. "leave out": the others go on, and the site is asked for the same work
-        again, after `pause` seconds if it has refused. Work that itself failed is an arrival that does not count; its
-        site is sent the newest model, unless it was the third in a row. The run stops where no site is left.
+        one process. With on_party_error "raise", a site that refuses, or does not answer for `timeout` seconds,
+        ends the run with an error, after which it can be resumed. "skip": the others go on, and the site is asked again
+        for the same work, after `pause` seconds if it has refused. Work that itself failed is an arrival that does not
+        count; its site is sent the newest model, unless it was the third in a row. The run stops where no site is left.
         """
         with self._clients(schedule) as client:
             journal = ArrivalsJournal(self.folder)
@@ -96,7 +96,7 @@ class Coordinator:
             if run is None:
                 run = AsyncRunState.of(negotiate(self.name, self.experiment, program, schedule, client))
             self._require_same(run, client)
-            pending = PendingRequests(self.timeout, pause, schedule.faulty == "stop")
+            pending = PendingRequests(self.timeout, pause, schedule.on_party_error == "raise")
             remote = RemoteArrivals(client, journal, run, program, pending, schedule.rounds, time_budget, tol)
             yield from run_arrivals(program, remote, schedule, reduction, run.checkpoint, is_over=remote.is_over)
 
@@ -107,7 +107,7 @@ class Coordinator:
         with locked(self.folder / "lock", waits=False):
             counters = ReleaseCounters(self.serials)
             known = counters.known(self.transport.names())
-            yield SiteClient(self.transport, self.timeout, schedule.faulty, known, counters)
+            yield SiteClient(self.transport, self.timeout, schedule.on_party_error, known, counters)
 
     def _require_same(self, run: RunState, client: SiteClient) -> None:
         """Refuse a folder of another run, or of this one with other settings or sites."""

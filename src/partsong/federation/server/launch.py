@@ -73,9 +73,9 @@ def run_experiment(
     """Run an experiment among the sites of a transport; each round is on the disk before it is yielded.
 
     If `folder` holds a part of this run, it is resumed. A site that is lost or refuses stops the run with an error,
-    after which it can be resumed, or misses the round, as `experiment.faulty` says. A round of an asynchronous method
-    is one arrival; a site that refuses is asked again after `pause` seconds. `serials` is a file for all runs of a
-    federation, by which a site that was restored from an older copy is noticed in a new run as well. `absent` names
+    after which it can be resumed, or misses the round, as `experiment.on_party_error` says. A round of an asynchronous
+    method is one arrival; a site that refuses is asked again after `pause` seconds. `serials` is a file for all runs of
+    a federation, by which a site that was restored from an older copy is noticed in a new run as well. `absent` names
     sites that are not asked in a round, `build` makes program and reduction as each site does, `tell` gets a line for
     each step of an agreement on words.
     """
@@ -176,15 +176,15 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
         instead = f'{key} = "fnmf-by-sums", which can be masked' if is_aligned else "another method"
         raise ParameterError(
             f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Take {instead}; or '
-            "masked = false, which sites answer whose site.toml allows it."
+            "secure_aggregation = false, which sites answer whose site.toml allows it."
         )
     try:
         # The number of columns is not known yet, and the forms of uploads do not depend on it.
         expected = plan.program.upload_spec(Layout(tuple(sorted(roster)), 1, experiment.seed))
         check_together(plan.program, plan.reduction, expected)
     except CompositionError as error:
-        masked = "true" if experiment.masked else "false"
-        raise ParameterError(f'{key} = "{method}" with masked = {masked}: {error}') from error
+        value = "true" if experiment.secure_aggregation else "false"
+        raise ParameterError(f'{key} = "{method}" with secure_aggregation = {value}: {error}') from error
     return plan
 
 
@@ -220,8 +220,8 @@ def summary_of(record: RunState) -> dict[str, Any]:
     """
     arrivals: dict[str, Any] = {}
     if isinstance(record, AsyncRunState):
-        faulty = Counter(record.order[at] for at in record.faults)
-        arrivals = {"arrivals": list(record.order), "faulty": dict(sorted(faulty.items()))}
+        faults = Counter(record.order[at] for at in record.faults)
+        arrivals = {"arrivals": list(record.order), "faults": dict(sorted(faults.items()))}
     never_started = {name: NOT_IN for name in record.layout.parties if name not in record.started}
     return {
         **arrivals,

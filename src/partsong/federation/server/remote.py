@@ -45,7 +45,7 @@ NOT_WITHOUT = (
 class Remote:
     """The sites that `client` reaches; `run` is the run after its last whole round, as the journal has it.
 
-    The states of parties stay at the sites. Under "stop" an error of a site ends the run, which can be resumed; a site
+    The states of parties stay at the sites. Under "raise" an error of a site ends the run, which can be resumed; a site
     that has lost its files of the run misses the round in any case.
     """
 
@@ -136,7 +136,7 @@ class Remote:
     def _answers(self, ask: Ask) -> tuple[Answers, Unheard]:
         """What sites answer now; those that miss the round by the schedule of now are not asked."""
         names = [name for name in ask.names if name in self._invited]
-        responses = self._asked(ask, names) if names else Responses(self._client.faulty)
+        responses = self._asked(ask, names) if names else Responses(self._client.on_party_error)
         planned = {name: PartyError(PLANNED) for name in ask.names if name not in names}
         return Answers(responses.inbox, dict(sorted({**responses.faults, **planned}.items()))), responses.unheard
 

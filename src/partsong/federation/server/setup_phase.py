@@ -27,7 +27,7 @@ def negotiate(
     hello = _with_one_key(client, name, proposal, _hello(client, name, proposal, names))
     hello.require_some("hello", 0)
     offers = {site: message["columns"] for site, message in hello.inbox.items()}
-    columns = agreed(offers, _rule(experiment), leaves_out=client.faulty == "leave out")
+    columns = agreed(offers, _rule(experiment), leaves_out=client.on_party_error == "skip")
     types = {str(note.get("type")) for note in hello.notes.values()}
     seen = {site: client.seen.get(site, 0) for site in sorted(hello.inbox.keys() | hello.refusals.keys())}
     layout = Layout(names, len(columns), schedule.seed, "float64" if "float64" in types else "float32")
@@ -67,7 +67,7 @@ def start_sites(
     for name, counts in lacking.items():
         if counts.get("missing") and name not in client.informed and tell_names(client, run, name):
             client.informed.add(name)
-    if lacking and client.faulty == "stop":
+    if lacking and client.on_party_error == "raise":
         shown = "; ".join(
             f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
             for name, counts in sorted(lacking.items())
@@ -143,4 +143,4 @@ def _with_one_key(client: SiteClient, run: str, proposal: Mapping[str, Any], hel
     again = _hello(client, run, {**proposal, "shared_key": usual}, strangers)
     inbox = {name: message for name, message in hello.inbox.items() if name not in strangers} | again.inbox
     notes = {name: note for name, note in hello.notes.items() if name not in strangers} | again.notes
-    return Responses(hello.faulty, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)
+    return Responses(hello.on_party_error, inbox, notes, hello.refusals | again.refusals, hello.faults | again.faults)

@@ -23,7 +23,7 @@ from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_of, w
 class Responses:
     """Messages in name order, notes beside them, refusals, and the errors of all sites that sent no message."""
 
-    faulty: str
+    on_party_error: str
     inbox: dict[str, Message] = field(default_factory=dict)
     notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: dict[str, Refusal] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Responses:
     def require(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
         """Raise the first error where errors stop the run; sites that are `excused` miss the round instead."""
         faults = {name: error for name, error in self.faults.items() if name not in excused}
-        if faults and self.faulty == "stop":
+        if faults and self.on_party_error == "raise":
             name, error = next(iter(faults.items()))
             error.add_note(f"(site {name!r}, {stage}, round {index})")
             error.add_note(way_on(self.refusals.get(name)))
@@ -68,7 +68,7 @@ class Responses:
             except PartsongError as error:
                 faults[name] = error
         notes = {name: note for name, note in self.notes.items() if name in inbox}
-        return Responses(self.faulty, inbox, notes, self.refusals, faults)
+        return Responses(self.on_party_error, inbox, notes, self.refusals, faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SiteClient:
 
     transport: Transport
     timeout: float
-    faulty: str
+    on_party_error: str
     seen: dict[str, int] = field(default_factory=dict)
     counters: ReleaseCounters = ReleaseCounters()
     informed: set[str] = field(default_factory=set)
@@ -103,7 +103,7 @@ class SiteClient:
             name: self.request(name, nonce, body, {**common, **own.get(name, {})}).written() for name in sorted(names)
         }
         replies = self.transport.ask(requests, self.timeout if timeout is None else timeout) if requests else {}
-        responses, before = Responses(self.faulty), dict(self.seen)
+        responses, before = Responses(self.on_party_error), dict(self.seen)
         for name in requests:
             try:
                 read = self.read(name, nonce, replies.get(name, Lost("nothing was heard in time")))

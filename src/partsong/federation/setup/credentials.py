@@ -337,7 +337,7 @@ README = """You are invited as {site!r} to the federation {federation!r}.
 1. Install:        pip install "partsong[flower]"
 2. Join:           partsong federation join {kit} --data YOUR-DATA --shared-key KEY-FILE
    KEY-FILE holds the key that the sites share and the coordinator does not know; without one leave --shared-key out.
-   One of you makes it, and tells the others:  partsong federation secret
+   One of you makes it, and tells the others:  partsong federation shared-key
    Of texts (.csv, .tsv, .jsonl, .txt, or a folder of .txt files) name their column as well:  --text-column text
    They need the shared key.
    The command checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
@@ -492,7 +492,7 @@ class SharedKey:
         if len(found) != SECRET_BYTES + CHECK_BYTES or check != _check(secret):
             raise FormatError(
                 f"This is not a shared key: it has {LETTERS} letters and digits, and every single one counts. Compare "
-                "it with whoever made it (partsong federation secret)."
+                "it with whoever made it (partsong federation shared-key)."
             )
         return SharedKey(secret)
 

@@ -185,7 +185,7 @@ class ServerFolder:
         """The same transport, with requests that are signed here, and replies by the keys of the roster."""
         return Signed(transport, signer(self._secret(), COORDINATOR), self._known())
 
-    def over_files(self, drop: Path, run: str) -> Folders:
+    def over_files(self, exchange_folder: Path, run: str) -> Folders:
         """The same, for a run, over a folder in which requests are dropped and replies are picked up. Other runs that
         are being worked on may use that folder at the same time.
         """
@@ -193,7 +193,7 @@ class ServerFolder:
         def others() -> list[str]:
             return [name for name in self.runs() if name != run and is_held(self.run(name).lock)]
 
-        return Folders(drop, signer(self._secret(), COORDINATOR), self._known(), run=run, others=others)
+        return Folders(exchange_folder, signer(self._secret(), COORDINATOR), self._known(), run=run, others=others)
 
     def _known(self) -> dict[str, Verify]:
         return {name: verifier(key) for name, key in self.roster().keys.items()}
@@ -303,7 +303,7 @@ class RunSettings:
 
     timeout: float = TIMEOUT
     names: tuple[str, ...] = ()
-    drop: str | None = None
+    exchange_folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +394,7 @@ def settings_in(place: RunPlace) -> RunSettings:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
             f"{place.settings} is damaged: it does not say how the run is worked on ({error}). Remove it; --timeout, "
-            "--names and --drop then have to be given once more with --resume, if they were given before."
+            "--names and --exchange-folder then have to be given once more with --resume, if they were given before."
         ) from error
 
 

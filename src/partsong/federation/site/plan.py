@@ -17,7 +17,7 @@ from partsong.federation.site.state import Attempt, without_rare
 from partsong.federation.wire import Denied
 from partsong.privacy.exposure import directions_after
 from partsong.secure_aggregation.messages import Roster
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Plan:
     @property
     def mask_bound(self) -> float | None:
         """The largest number that an upload may hold under masks; None in the open."""
-        return self.reduction.bound if isinstance(self.reduction, MaskedSum) else None
+        return self.reduction.bound if isinstance(self.reduction, SecureSum) else None
 
     @property
     def bounds(self) -> Bounds:

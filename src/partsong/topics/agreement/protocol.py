@@ -30,7 +30,7 @@ from partsong.core.states import state
 from partsong.core.streams import fresh_seed
 from partsong.errors import DataError, ParameterError, PartyError
 from partsong.secure_aggregation.messages import Roster
-from partsong.secure_aggregation.protocol import MaskedSum
+from partsong.secure_aggregation.protocol import SecureSum
 from partsong.topics.agreement.encoding import Cells, are_wide, lanes, names_of, session_key
 from partsong.topics.agreement.tables import (
     FEWEST_LAST,
@@ -403,9 +403,9 @@ class Agreement:
         )
 
 
-def masks_for_words(parties: int, roster: Roster | None = None) -> MaskedSum:
+def masks_for_words(parties: int, roster: Roster | None = None) -> SecureSum:
     """Masked sums of whole numbers that stay exact: n·bound < 2⁵³."""
-    return MaskedSum(bound=2.0 ** (53 - parties.bit_length()), weight_bound=1.0, roster=roster)
+    return SecureSum(bound=2.0 ** (53 - parties.bit_length()), weight_bound=1.0, roster=roster)
 
 
 def agree(

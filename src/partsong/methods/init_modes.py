@@ -15,7 +15,7 @@ from partsong.solvers.squared_error import SquaredError
 
 
 @dataclass(frozen=True, slots=True)
-class CommonStart:
+class SharedInit:
     """All parties begin with the server's H, and fit W to it before they move."""
 
     def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
@@ -32,7 +32,7 @@ class CommonStart:
 
 
 @dataclass(frozen=True, slots=True)
-class IndependentStart:
+class LocalInit:
     """Every party draws a W and an H of its own, as the FNMF paper does; components come out in different orders.
 
     `announced`: the server first sends the mean of as many draws from U(0, 1) as there are parties. That is what the
@@ -62,13 +62,13 @@ class IndependentStart:
         return shard.matrix.native(draw.random((shard.matrix.shape[0], rank)) * (4.0 * shard.matrix.mean / rank))
 
 
-COMMON, INDEPENDENT = CommonStart(), IndependentStart()
+SHARED_INIT, LOCAL_INIT = SharedInit(), LocalInit()
 
-STARTS = Choice({"common": COMMON, "independent": INDEPENDENT}, needed=("model", "columns", "weights"))
-OWN_START = Choice({"independent": INDEPENDENT}, reason="Each party of this method has a start of its own.")
-ONE_START = Choice({"common": COMMON}, reason="This method has one start for all parties.")
+INIT_MODES = Choice({"shared": SHARED_INIT, "local": LOCAL_INIT}, needed=("model", "columns", "weights"))
+ONLY_LOCAL = Choice({"local": LOCAL_INIT}, reason="Each party of this method has a start of its own.")
+ONLY_SHARED = Choice({"shared": SHARED_INIT}, reason="This method has one start for all parties.")
 
-Start = Annotated[CommonStart | IndependentStart, STARTS]
-OwnStart = Annotated[IndependentStart, OWN_START]
-OneStart = Annotated[CommonStart, ONE_START]
+InitMode = Annotated[SharedInit | LocalInit, INIT_MODES]
+LocalInitMode = Annotated[LocalInit, ONLY_LOCAL]
+SharedInitMode = Annotated[SharedInit, ONLY_SHARED]
 """Of methods whose parties must begin with one H."""
