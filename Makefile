@@ -2,6 +2,7 @@
 #
 #   core  -> the library alone                 (demo)
 #   dev   -> core + test and lint tools, files (lint, bench)
+#   docs  -> core + Sphinx                     (docs)
 #   torch -> dev + PyTorch's CPU build, if any (test)
 
 # The first Python that really runs (a name on the PATH may be a shim that does not), is 3.11 or newer, can make
@@ -24,6 +25,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check install -qq -c constraints.txt
 STAMPS := $(VENV)/.stamps/$(firstword $(shell pwd | cksum))
 CORE := $(STAMPS)/core
 DEV := $(STAMPS)/dev
+FOR_DOCS := $(STAMPS)/docs
 WITH_TORCH := $(STAMPS)/torch
 MADE_HERE := $(VENV)/.stamps/made-by-make
 
@@ -33,7 +35,7 @@ WITH_FLOWER := $(FLOWER_VENV)/.stamp-$(firstword $(shell pwd | cksum))
 FLOWER_TESTS := $(wildcard tests/federation/test_flower*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo federation-demo test test-all test-flower test-flower-all lint bench clean
+.PHONY: help demo federation-demo test test-all test-flower test-flower-all lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +45,7 @@ help:
 	@echo "make test-all  run those that take long as well"
 	@echo "make test-flower  run those that need Flower: real processes, over TLS (test-flower-all: also those that take long)"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    build the documentation site in build/docs"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove caches, build outputs and the environment (.venv), but no runs/"
 
@@ -68,6 +71,10 @@ lint: $(DEV)
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+
+docs: $(FOR_DOCS)
+	$(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
+	@echo "The site: build/docs/index.html"
 
 bench: $(DEV)
 	$(RUN) -m benchmarks
@@ -98,6 +105,11 @@ $(CORE): pyproject.toml constraints.txt
 $(DEV): $(CORE)
 	@echo "== Installing the tools for tests and lint (about a minute)"
 	@$(PIP) -e ".[dev,io]"
+	@touch $@
+
+$(FOR_DOCS): $(CORE)
+	@echo "== Installing Sphinx (a few seconds)"
+	@$(PIP) -e ".[docs]"
 	@touch $@
 
 # Optional: the tests that need PyTorch skip themselves without it. So a failure is told, leaves no stamp, and is tried

@@ -143,11 +143,6 @@ def test_the_lazy_table_is_that_of_the_registrations():
     assert written == reference.table(), "python -m partsong.methods.reference --write"
 
 
-def test_the_page_of_methods_is_that_of_the_registrations():
-    written = reference.PAGE.read_text(encoding="utf-8")
-    assert written == reference.page(), "python -m partsong.methods.reference --write"
-
-
 def test_importing_names_imports_no_method():
     script = "import sys, partsong.methods; print(*(name for name in sys.modules if name.startswith('partsong.')))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

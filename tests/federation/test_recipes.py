@@ -23,7 +23,7 @@ from partsong.engines.upload_checks import check_together
 from partsong.errors import CompositionError, ParameterError, SiteRefused
 from partsong.federation.experiment import ADVICE, METHODS, NOT_BETWEEN_SITES, Experiment
 from partsong.federation.policy import Policy
-from partsong.methods import build
+from partsong.methods import build, reference
 from partsong.methods.averaging import Consensus, Overwrite
 from partsong.methods.exact import SharedSums
 from partsong.methods.game import PlayInStrata
@@ -333,7 +333,7 @@ def test_a_site_allows_recipes_by_name(tmp_path):
 
 
 def test_the_page_says_whether_a_method_can_be_masked():
-    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    page = reference.page()
     for method in BETWEEN_PARTIES:
         section = page.split(f"\n## {method}\n")[1].split("\n## ")[0]
         assert ("sums can be masked" in section) == can_be_masked(method), method

@@ -157,7 +157,7 @@ class FitOptions:
         "exact",
         FEDERATION,
         "How the parties work together: exact gives what pooled rows would, fnmf aligns components that parties find "
-        "alone, fedavg averages; docs/methods.md describes all.",
+        "alone, fedavg averages; `python -m partsong.methods.reference` describes all.",
         choices=tuple(dict.fromkeys((*METHODS, *RANK_METHODS))),
     )
     on_party_error: str = opt(

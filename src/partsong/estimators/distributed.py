@@ -130,7 +130,7 @@ def fit_distributed(
     max_iter, tol, time_budget, alpha_W, alpha_H, l1_ratio, missing, dtype, verbose :
         As in `NMF`; "missing" is for "game". An iteration of an asynchronous method is one arrival at the server.
     method_options : mapping of names to values, or None
-        Further options of the method, such as {"sketch_ratio": 0.2}; names and values as in docs/methods.md.
+        Further options of the method, such as {"sketch_ratio": 0.2}; names and values as in the reference of methods.
     random_state : int, RandomState or None
         That of rank 0 counts. The start is random.
     n_threads : int

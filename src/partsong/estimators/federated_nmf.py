@@ -166,9 +166,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. "fnmf" begins with one
     long local phase, after which components are matched (Dalleiger & Gionis, 2025), and goes on like "exact". All
-    methods, their options and what each sends are in docs/methods.md. A Program value (`partsong.methods.build`, or
-    one of your own) may be given instead of a name. Asynchronous methods run over a virtual clock, on which a party's
-    work lasts in proportion to its rows.
+    methods, their options and what each sends are in the reference of methods. A Program value
+    (`partsong.methods.build`, or one of your own) may be given instead of a name. Asynchronous methods run over a
+    virtual clock, on which a party's work lasts in proportion to its rows.
 
     This is a simulation: all parties run in this process, and their secrets are derived from random_state.
 
@@ -183,8 +183,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         "nearest", "softmax" or "identity". None: as the method does.
     rounds : int or None
         The most rounds; None is 100, and 10 with `privacy`, whose noise grows with their number. A round is one
-        exchange, several where docs/methods.md says so, and as many arrivals as there are parties where a method is
-        asynchronous. Methods that exchange once have one.
+        exchange, several where the reference of methods says so, and as many arrivals as there are parties where a
+        method is asynchronous. Methods that exchange once have one.
     local_steps : int or None
         Sweeps ("exact") or iterations (all others) at a party between exchanges. None: as the method does. An exchange
         is never broken off by a time budget.
@@ -204,13 +204,14 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         what `components_` says of a column that no party knows means nothing.
     privacy : None, PartyPrivacy or RowPrivacy
         Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each sends its own H;
-        or of every single row, for "exact" (docs/methods.md says which methods have which).
+        or of every single row, for "exact" (the reference of methods says which have which).
         All rounds are then run, whatever tol, and the model is that of the last: errors do not leave a party.
     secure_aggregation : bool or SecureSum
         Whether parties add masks that cancel in the sum, so that nobody sees a single upload (at least three parties;
         extra "privacy"); for methods that send sums or means by position. A SecureSum has bounds of your own.
     method_options : mapping of names to values, or None
-        Further options of the method, such as {"weighted": False} of "fedavg"; names and values as in docs/methods.md.
+        Further options of the method, such as {"weighted": False} of "fedavg"; names and values are in the
+        reference of methods.
 
     Attributes
     ----------
@@ -224,7 +225,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     accounts_, epsilon_spent_, privacy_report_ :
         With privacy: what each party has released, the ε that this has cost the one that has spent most, together with
         earlier runs that `privacy` names, and both in plain values. Without: None, infinity and None.
-    exposure_ : Exposure, exposures_ : dict of PartyExposure
+    exposure_, exposures_ : Exposure, dict of PartyExposure
         What may be computed from all that was sent, for the party that it is worst for, and for each with its numbers:
         "bounded" (noise), "unknown" (only H was sent), "guess", "membership", "entries" or "rows" (docs/privacy.md).
     simulated_ : tuple of names

@@ -6,7 +6,8 @@
     methods.method("fedavg").parameters                        # what it takes
     methods.names()                                            # all methods between parties
 
-docs/methods.md lists all of them. Importing this package imports names only: `methods/table.py` says where they live.
+`python -m partsong.methods.reference` lists all of them. Importing this package imports names only: `methods/table.py`
+says where they live.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def method(name: str) -> Method:
 
 
 def build(name: str, problem: int | Problem, **options: Any) -> Program:
-    """The program of a method for a rank, or a Problem; options are names or values, as docs/methods.md lists them."""
+    """The program of a method for a rank, or a Problem; options are names or values."""
     from partsong.methods.registry import Problem
 
     return method(name).build(problem if isinstance(problem, Problem) else Problem(int(problem)), options)

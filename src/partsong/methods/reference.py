@@ -1,7 +1,7 @@
-"""Write what follows from the registry: the lazy table of names, and docs/methods.md.
+"""Write what follows from the registry: the lazy table of names, and the reference page of methods.
 
-python -m partsong.methods.reference            # print the page
-python -m partsong.methods.reference --write    # write methods/table.py, and docs/methods.md in a source tree
+python -m partsong.methods.reference            # print the page, as the documentation site has it
+python -m partsong.methods.reference --write    # write methods/table.py
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from partsong.methods.registry import Method, Problem, load
 from partsong.methods.table import Entry
 
 TABLE_FILE = Path(__file__).with_name("table.py")
-PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
 
 FIRST = ("exact", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "relay", "fednmf", "fedlda")
 """Modules whose methods come first, in this order."""
@@ -46,7 +45,7 @@ BEFORE_THE_TABLE = "TABLE: dict[str, Entry] = {"
 
 INTRODUCTION = """# Methods
 
-Generated from the registrations in `src/partsong/methods/` by `python -m partsong.methods.reference --write`.
+Generated from the registrations in `src/partsong/methods/`. `python -m partsong.methods.reference` prints this page.
 
 Names, parameters and their values are the same everywhere:
 
@@ -60,7 +59,7 @@ Names, parameters and their values are the same everywhere:
 **Sent** is what a party may send in an exchange, as the program states it and engines check it; a program with several
 kinds of uploads sends one of them at a time. There are k components, m columns, N parties and n rows of all parties.
 Rows X_p and weights W_p are never sent; what follows from these arrays is in
-[what-leaves-a-party.md](what-leaves-a-party.md).
+[what leaves a party](../../what-leaves-a-party.md).
 """
 
 
@@ -120,7 +119,7 @@ def choices(known: list[Method]) -> dict[str, tuple[str, ...]]:
 
 
 def page() -> str:
-    """The text of docs/methods.md."""
+    """The text of the page."""
     parts = [INTRODUCTION]
     for one in all_methods():
         parts.append("\n".join(_section(one)))
@@ -207,13 +206,11 @@ def _tuple(names: tuple[str, ...]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the page, or write both files."""
+    """Print the page, or write the table."""
     if "--write" not in arguments:
         sys.stdout.write(page())
         return
     TABLE_FILE.write_text(table(), encoding="utf-8")
-    if PAGE.parent.is_dir():
-        PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

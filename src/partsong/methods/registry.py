@@ -7,8 +7,9 @@
         \"\"\"Parties iterate from the shared H, which is then averaged by position (McMahan et al., 2017).\"\"\"
 
 The signature is the table of parameters (`core.parameters`), the docstring the summary, `upload_spec` of the program
-what is sent. Estimators, command line, experiment.toml, site policies, docs/methods.md and the tables of laws follow.
-`python -m partsong.methods.reference --write` writes the lazy table (`methods/table.py`) and the page.
+what is sent. Estimators, command line, experiment.toml, site policies, the reference of methods and the tables of
+laws follow.
+`python -m partsong.methods.reference --write` writes the lazy table (`methods/table.py`).
 """
 
 from __future__ import annotations
