@@ -1,4 +1,4 @@
-"""A federation as docs/federation.md has it made: what a site reads of its mistakes, and the server does not."""
+"""A federation as docs/guide/federation.md has it made: what a site reads of its mistakes, and the server does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/command-line.md names every command on federations and audit logs, with all of its options and no others."""
+"""docs/guide/cli.md names every command on federations and audit logs, with all of its options and no others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from partsong.cli.main import PLACES
 
-PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "cli.md"
 ROW = re.compile(r"^\| `((?:federation|audit) [\w-]+)[^|]*\|([^|]*)\|", re.MULTILINE)
 EVERYWHERE = {"--json", "--help"}
 

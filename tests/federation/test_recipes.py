@@ -340,7 +340,7 @@ def test_the_page_says_whether_a_method_can_be_masked():
 
 
 def test_the_experiment_on_the_page_is_one():
-    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")
     section = page.split("### Methods and their keys")[1].split("\n### ")[0]
     example = Experiment.from_table(tomllib.loads(section.split("```toml")[1].split("```")[0]))
     first = build("fnmf-by-sums", 10, align=ALIGNMENTS["sinkhorn"])

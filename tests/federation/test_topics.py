@@ -123,7 +123,7 @@ def test_keys_are_those_of_the_recipes():
 
 
 def test_the_experiment_on_the_page_is_one():
-    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")
     block = page.split("### Topics")[1].split("```toml")[1].split("```")[0]
     experiment = Experiment.from_table(tomllib.loads(block))
     keys = {name: value for name, value in experiment.options.items() if name != "participation"}

@@ -22,7 +22,7 @@ from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import NOT_IN, USUAL, Kind, Refusal, Request, error_of, way_on, way_to_result
 from partsong.secure_aggregation.fixed_point import Grid
 
-PAGE = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")
 
 
 ANEW = "begin a new run, under another --name and with another seed"

@@ -306,8 +306,8 @@ MEND = (
     f"at that site. Or resume it {WITHOUT}."
 )
 LARGER_BOUND = (
-    'A number beyond its public bound takes a larger mask_bound ("How large is mask_bound?" in docs/federation.md says '
-    f"how to choose it), and so a new run. {MEND}"
+    'A number beyond its public bound takes a larger mask_bound ("How large is mask_bound?" in docs/guide/federation.md'
+    f" says how to choose it), and so a new run. {MEND}"
 )
 
 CODES: Mapping[str, tuple[str, str]] = {

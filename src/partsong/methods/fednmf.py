@@ -181,8 +181,8 @@ def fednmf(
     """Descent on batches of documents at the parties; the server averages, or takes steps of its own.
 
     Si et al. (2022); the server's steps are those of FedOpt (Reddi et al., 2021). By a `weight_step` "document" each
-    document moves by its own error: better topics in as many epochs (docs/topics.md). `fits_first`: weights are fitted
-    to the model before each round but the first.
+    document moves by its own error: better topics in as many epochs (docs/guide/topics.md). `fits_first`:
+    weights are fitted to the model before each round but the first.
     """
     if server is Replace and server_rate is not None:
         steps = ", ".join(SERVER_UPDATES.names[1:])

@@ -306,10 +306,11 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimator):  # type: ignore[misc]
     """Topics of texts: X ≈ W H, with a row of X for each text and a row of H for each topic.
 
-    method="nmf" factorizes tf-idf by alternating sweeps; it is fast, and was best on short titles (docs/topics.md).
-    "nmf-sgd" takes projected steps on batches of documents, "nmf-sgd-mi" as well while weights keep mutual information
-    with the documents (Si et al., 2022), and "lda" is latent Dirichlet allocation by variational Bayes. Each is what
-    its federated counterpart does with one party. A Program may be given instead of a name.
+    method="nmf" factorizes tf-idf by alternating sweeps; it is fast, and was best on short titles
+    (docs/guide/topics.md). "nmf-sgd" takes projected steps on batches of documents, "nmf-sgd-mi" as well while weights
+    keep mutual information with the documents (Si et al., 2022), and "lda" is latent Dirichlet allocation by
+    variational Bayes. Each is what its federated counterpart does with one party. A Program may be given instead of a
+    name.
 
     Parameters
     ----------
