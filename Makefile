@@ -32,7 +32,7 @@ MADE_HERE := $(VENV)/.stamps/made-by-make
 # Flower wants older versions than constraints.txt has, so it gets an environment and constraints of its own.
 FLOWER_VENV := build/flower-venv
 WITH_FLOWER := $(FLOWER_VENV)/.stamp-$(firstword $(shell pwd | cksum))
-FLOWER_TESTS := $(wildcard tests/federation/test_flower*.py)
+FLOWER_TESTS := tests/integration/flower
 
 .DEFAULT_GOAL := help
 .PHONY: help demo federation-demo test test-all test-flower test-flower-all lint docs bench clean

@@ -10,11 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
-from federations import Federation, secret_of
-
 from partsong.federation.experiment import Experiment
 from partsong.federation.signing import public_key, signer, verifier
 from partsong.federation.transports.files import Mailbox
+from tests.federation.federations import Federation, secret_of
 
 SERVER_SECRET = 12345
 SECONDS = 600.0

@@ -6,16 +6,16 @@ import hashlib
 import json
 
 import pytest
-from federations import COLUMNS, Federation, noisy_plan, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_site import recorded
 
 from partsong.errors import FormatError
 from partsong.federation.audit_log import row_of
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget
+from tests.federation.federations import COLUMNS, Federation, noisy_plan, rows_of
+from tests.federation.test_site import recorded
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from federations import NAMES, Federation
 
 from partsong.errors import SiteRefused
 from partsong.federation.experiment import Experiment
@@ -13,6 +12,7 @@ from partsong.federation.policy import Policy
 from partsong.federation.server.launch import has_begun
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Request
+from tests.federation.federations import NAMES, Federation
 
 
 class Unheard(InProcess):

@@ -6,8 +6,6 @@ import unicodedata
 from dataclasses import replace
 
 import pytest
-from federations import COLUMNS, Federation, rows_of, secret_of
-from test_site import Recorded
 
 from partsong.errors import FeatureError, ParameterError, SiteRefused
 from partsong.federation.columns import Correspondent, hashed, labels_of
@@ -16,6 +14,8 @@ from partsong.federation.policy import Policy
 from partsong.federation.signing import public_key
 from partsong.federation.site.plan import Data
 from partsong.federation.wire import Denied
+from tests.federation.federations import COLUMNS, Federation, rows_of, secret_of
+from tests.federation.test_site import Recorded
 
 MARKED = tuple(f"Größe {number}" for number in range(12))
 APART = tuple(unicodedata.normalize("NFD", name) for name in MARKED)

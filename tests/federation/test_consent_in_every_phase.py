@@ -7,11 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from federations import COLUMNS, NAMES, Federation, assert_same, noisy_plan, rows_of, secret_of
-from test_asynchronous import arrivals_of, assert_replayed, federation_of
-from test_site import code_of, of_kind, recorded
-from test_site_limits import lines_of, request_of, said
-from word_federations import TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.errors import BudgetSpent, PartsongError, TooFewParties
@@ -24,6 +19,11 @@ from partsong.federation.site.plan import Data
 from partsong.federation.texts import SUFFIX
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request
+from tests.federation.federations import COLUMNS, NAMES, Federation, assert_same, noisy_plan, rows_of, secret_of
+from tests.federation.test_asynchronous import arrivals_of, assert_replayed, federation_of
+from tests.federation.test_site import code_of, of_kind, recorded
+from tests.federation.test_site_limits import lines_of, request_of, said
+from tests.federation.word_federations import TextFederation
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES}
 OWN = PrivacyBudget(20.0, unit="party", insecure_noise=True)

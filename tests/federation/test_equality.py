@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from federations import NAMES, Federation, Killed, assert_same, model_of, shards_of
 
 from partsong.core.interfaces import Message
 from partsong.errors import (
@@ -32,6 +31,7 @@ from partsong.federation.site.state import Worked
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Reply, Request, load_state
 from partsong.secure_aggregation.protocol import roster_of
+from tests.federation.federations import NAMES, Federation, Killed, assert_same, model_of, shards_of
 
 METHODS = [
     ("exact", False),

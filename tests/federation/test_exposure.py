@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from chains import charge
-from federations import NAMES, Federation, secret_of
-from word_federations import WORDS, TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.errors import ParameterError, PartsongError, SiteRefused
@@ -25,6 +22,9 @@ from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.model_file import load_model
 from partsong.privacy.exposure import Exposure, column_supports
+from tests.federation.chains import charge
+from tests.federation.federations import NAMES, Federation, secret_of
+from tests.federation.word_federations import WORDS, TextFederation
 
 COLUMNS = tuple(f"gene-{number}" for number in range(12))
 

@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from federations import NAMES, Federation, assert_same, model_of, secret_of, shards_of
-from site_process import SERVER_SECRET, mailbox_of
 
 from partsong.core.interfaces import Schedule
 from partsong.engines.virtual_clock import Asynchronous
@@ -28,6 +26,8 @@ from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.signing import MARK, public_key, signer, verifier
 from partsong.federation.transports.base import Lost
 from partsong.federation.transports.files import NO_REPLY, Folders, Mailbox
+from tests.federation.federations import NAMES, Federation, assert_same, model_of, secret_of, shards_of
+from tests.federation.site_process import SERVER_SECRET, mailbox_of
 
 HERE = Path(__file__).parent
 
@@ -275,7 +275,7 @@ class Sites:
 
     def __init__(self, folder, names):
         command = [sys.executable, str(HERE / "site_process.py"), str(folder)]
-        path = os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))
+        path = os.pathsep.join((str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.nursery = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)
         self.running = {name: self.started(name) for name in names}

@@ -7,7 +7,6 @@ import stat
 
 import numpy as np
 import pytest
-from federations import COLUMNS, NAMES, Federation, rows_of, secret_of
 from method_tables import ASYNCHRONOUS, METHODS
 
 import partsong
@@ -16,6 +15,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.site.plan import Data
 from partsong.federation.site.results import components_in
 from partsong.federation.wire import Denied
+from tests.federation.federations import COLUMNS, NAMES, Federation, rows_of, secret_of
 
 pandas = pytest.importorskip("pandas")
 

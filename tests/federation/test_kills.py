@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from federations import NAMES, Federation, Haunted, Killed, Killer, assert_same, noisy_plan
 
 from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget
+from tests.federation.federations import NAMES, Federation, Haunted, Killed, Killer, assert_same, noisy_plan
 
 PRIVATE = {"unit": "party", "epsilon": 8.0}
 

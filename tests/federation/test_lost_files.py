@@ -6,9 +6,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from federations import NAMES, Federation, Killed
-from test_site import recorded
-from test_site_limits import request_of, said
 
 from partsong.errors import PartyError, TooFewParties
 from partsong.federation.chain import Chain
@@ -17,6 +14,9 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request
+from tests.federation.federations import NAMES, Federation, Killed
+from tests.federation.test_site import recorded
+from tests.federation.test_site_limits import request_of, said
 
 WITHOUT = tuple(name for name in NAMES if name != "east")
 

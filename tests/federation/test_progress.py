@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from federations import Killed, by_seed
+
+from tests.federation.federations import Killed, by_seed
 
 pytest.importorskip("cryptography")
 

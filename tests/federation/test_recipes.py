@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import Federation, assert_same, model_of
 from method_tables import ASYNCHRONOUS, BETWEEN_PARTIES, EVERY
-from test_asynchronous import arrivals_of, assert_replayed
 
 import partsong
 from partsong import methods
@@ -39,6 +37,8 @@ from partsong.solvers.game import DecayingStep, Game, ShrinkOthers
 from partsong.solvers.game_orders import Raster
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, ProjectedGradient, ProximalDescent
+from tests.federation.federations import Federation, assert_same, model_of
+from tests.federation.test_asynchronous import arrivals_of, assert_replayed
 
 RUNS = {
     "exact": {"accelerate": True},

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from chains import depart
-from federations import Killed, Killer
-from test_site import code_of
-from test_site_books import hello_of
-from test_site_limits import in_the_open, lines_of, said
 
 from partsong.federation import audit_log
 from partsong.federation.audit_log import MOST_DIFFERENT, REFUSALS, verified
 from partsong.federation.wire import Kind, Nonce, Request
+from tests.federation.chains import depart
+from tests.federation.federations import Killed, Killer
+from tests.federation.test_site import code_of
+from tests.federation.test_site_books import hello_of
+from tests.federation.test_site_limits import in_the_open, lines_of, said
 
 MANY = 200
 

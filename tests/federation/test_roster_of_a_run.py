@@ -6,11 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from federations import NAMES, Federation, assert_same, model_of, secret_of
-from test_asynchronous import arrivals_of, assert_replayed, federation_of
-from test_site import code_of, of_kind, recorded
-from test_site_limits import request_of, said
-from word_federations import TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.errors import SiteRefused
@@ -21,6 +16,11 @@ from partsong.federation.site.state import Started
 from partsong.federation.texts import SUFFIX
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state, save_state
+from tests.federation.federations import NAMES, Federation, assert_same, model_of, secret_of
+from tests.federation.test_asynchronous import arrivals_of, assert_replayed, federation_of
+from tests.federation.test_site import code_of, of_kind, recorded
+from tests.federation.test_site_limits import request_of, said
+from tests.federation.word_federations import TextFederation
 
 GROWN = {name: public_key(secret_of(name), name) for name in NAMES}
 ROSTER = {name: GROWN[name] for name in NAMES[:3]}

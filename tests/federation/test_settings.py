@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from federations import Federation
 
 from partsong import federation
 from partsong.aggregation.plaintext import InTheOpen
@@ -18,6 +17,7 @@ from partsong.federation.wire import CODES
 from partsong.methods import build
 from partsong.methods.private import PrivateStatistics
 from partsong.secure_aggregation.protocol import SecureSum
+from tests.federation.federations import Federation
 
 SITE = """
 recipes = ["exact", "fedavg"]

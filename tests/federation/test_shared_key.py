@@ -6,16 +6,16 @@ import re
 
 import numpy as np
 import pytest
-from federations import COLUMNS, Federation
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_site import recorded
 
 from partsong.errors import FormatError, SiteRefused
 from partsong.federation.columns import hashed, key_mark, labels_of
 from partsong.federation.experiment import Experiment
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.wire import Reply
+from tests.federation.federations import COLUMNS, Federation
+from tests.federation.test_site import recorded
 
 KEY = SharedKey(bytes(range(16)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from federations import NAMES, Federation, assert_same, secret_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from partsong.federation.signing import (
 )
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Kind, Refusal, Reply, Request
+from tests.federation.federations import NAMES, Federation, assert_same, secret_of
 
 SECRET = 4711
 PARTIES = NAMES[:3]

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 
 from partsong.core.interfaces import Message
 from partsong.errors import BudgetSpent, FeatureError, PartyError, SiteRefused
@@ -22,6 +21,7 @@ from partsong.federation.site.state import RunFolder, Worked
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import CODES, Kind, Nonce, Refusal, Reply, Request, load_state
 from partsong.privacy.randomness import system_source
+from tests.federation.federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 
 
 class Recorded(InProcess):

@@ -10,12 +10,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from chains import charge
-from federations import Federation, noisy_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_site import code_of, of_kind, recorded
-from test_site_limits import Stopped, in_the_open, lines_of, private, request_of, said
 from typer.testing import CliRunner
 
 from partsong.cli.main import app
@@ -30,6 +26,10 @@ from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Nonce, Request
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
+from tests.federation.chains import charge
+from tests.federation.federations import Federation, noisy_plan
+from tests.federation.test_site import code_of, of_kind, recorded
+from tests.federation.test_site_limits import Stopped, in_the_open, lines_of, private, request_of, said
 
 DELTA = 1e-5
 

@@ -9,12 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.sparse
-from federations import COLUMNS, NAMES, Federation, rows_of, secret_of
-from test_asynchronous import arrivals_of, federation_of, record_of
-from test_site import code_of, of_kind, recorded
-from test_site_limits import in_the_open, masked, request_of, said
-from topic_federations import Counting
-from word_federations import TextFederation
 
 from partsong.core.interfaces import Message
 from partsong.data.conversion import as_matrix
@@ -29,6 +23,12 @@ from partsong.federation.site.results import Ending
 from partsong.federation.site.state import FULL, LONGEST, mark_of, write_down
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from tests.federation.federations import COLUMNS, NAMES, Federation, rows_of, secret_of
+from tests.federation.test_asynchronous import arrivals_of, federation_of, record_of
+from tests.federation.test_site import code_of, of_kind, recorded
+from tests.federation.test_site_limits import in_the_open, masked, request_of, said
+from tests.federation.topic_federations import Counting
+from tests.federation.word_federations import TextFederation
 
 
 def changed(site, value):

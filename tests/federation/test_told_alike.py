@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from federations import COLUMNS, NAMES, Federation, rows_of, secret_of
-from test_site import Recorded
-from word_federations import TextFederation, texts_of
 
 from partsong.core.interfaces import Layout, Message
 from partsong.errors import FileError, PartyError, SiteRefused
@@ -15,6 +12,9 @@ from partsong.federation.policy import Policy
 from partsong.federation.signing import bound_to, context_of, public_key, words_context_of
 from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.wire import Kind, Request
+from tests.federation.federations import COLUMNS, NAMES, Federation, rows_of, secret_of
+from tests.federation.test_site import Recorded
+from tests.federation.word_federations import TextFederation, texts_of
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES[:3]}
 MASKED = Policy(secure_aggregation=True, minimum_parties=3)

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import NAMES, model_of
 from method_tables import METHODS, ONLY_TEXTS, TOGETHER, fednmf, fednmf_mi
-from site_process import mailbox_of
-from test_files import answering, folders_of
-from topic_federations import N_DOCUMENTS, WORDS, Counting, counts_of, texts_of
 
 import partsong
 from partsong.core.interfaces import Schedule
@@ -30,6 +26,10 @@ from partsong.methods.fedlda import FederatedLDA
 from partsong.topics.fitting import topic_program
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import Vocabulary, Weighing
+from tests.federation.federations import NAMES, model_of
+from tests.federation.site_process import mailbox_of
+from tests.federation.test_files import answering, folders_of
+from tests.federation.topic_federations import N_DOCUMENTS, WORDS, Counting, counts_of, texts_of
 
 QUICK = {"epochs": 2, "batch": 8}
 RUNS = {

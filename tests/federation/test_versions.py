@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from federations import Federation, assert_same
-from test_site import Recorded
 
 from partsong.core.codec import decode, encode
 from partsong.errors import DamagedState, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Reply, Request
+from tests.federation.federations import Federation, assert_same
+from tests.federation.test_site import Recorded
 
 SAME_VERSION = "nstall the same version"
 

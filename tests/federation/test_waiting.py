@@ -6,11 +6,11 @@ import time
 from itertools import pairwise
 
 import pytest
-from federations import NAMES
 
 from partsong.federation.server import progress
 from partsong.federation.server.progress import Lines, Telling, append_line
 from partsong.federation.transports.base import Lost, all_replies
+from tests.federation.federations import NAMES
 
 
 class Slow:

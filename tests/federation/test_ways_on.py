@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import COLUMNS, Federation, rows_of, secret_of
-from test_site_limits import Watched
 
 from partsong.core.interfaces import Layout, Shard
 from partsong.data.conversion import as_matrix
@@ -21,6 +19,8 @@ from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import NOT_IN, USUAL, Kind, Refusal, Request, error_of, way_on, way_to_result
 from partsong.secure_aggregation.fixed_point import Grid
+from tests.federation.federations import COLUMNS, Federation, rows_of, secret_of
+from tests.federation.test_site_limits import Watched
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")
 

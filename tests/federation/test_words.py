@@ -11,13 +11,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from federations import NAMES, Federation, Haunted, Killed, Killer, model_of, secret_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from site_process import mailbox_of
-from test_files import answering, folders_of
-from test_site import Recorded
-from word_federations import KEY, RARE, SHARED, WORDS, TextFederation, texts_of
 
 from partsong import FederatedTopicModel
 from partsong.core.interfaces import Message
@@ -35,6 +30,11 @@ from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
 from partsong.topics.shared_vocabulary import prepare
 from partsong.topics.tokenizer import Words
+from tests.federation.federations import NAMES, Federation, Haunted, Killed, Killer, model_of, secret_of
+from tests.federation.site_process import mailbox_of
+from tests.federation.test_files import answering, folders_of
+from tests.federation.test_site import Recorded
+from tests.federation.word_federations import KEY, RARE, SHARED, WORDS, TextFederation, texts_of
 
 
 def exact(**words):

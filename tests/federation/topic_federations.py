@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from federations import Federation, secret_of
 
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
@@ -13,6 +12,7 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.engines.rounds import sample_participants
 from partsong.federation.site.plan import Data
+from tests.federation.federations import Federation, secret_of
 
 WORDS = ("apple", "bread", "chess", "dance", "eagle", "flute", "grape", "horse", "jacket", "kettle", "lemon", "maple")
 N_DOCUMENTS = 16

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from federations import NAMES, secret_of
-
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.experiment import Experiment
@@ -22,6 +20,7 @@ from partsong.privacy.exposure import Exposure
 from partsong.topics.agreement.protocol import agree, masks_for_words
 from partsong.topics.agreement.tables import word_shards
 from partsong.topics.vocabulary import matrix_of
+from tests.federation.federations import NAMES, secret_of
 
 KEY = SharedKey(bytes(range(16)))
 SHARED = ("liver", "biopsy", "enzyme", "fibrosis", "portal", "vein", "bile", "duct")

@@ -21,10 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "federation"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "laws"))
 
-from federations import NAMES, Federation, by_seed, noisy_plan
 from method_tables import (
     ALONE,
     ASYNCHRONOUS,
@@ -37,8 +36,6 @@ from method_tables import (
     fednmf,
     fednmf_mi,
 )
-from test_asynchronous import arrivals_of
-from topic_federations import Counting, texts_of
 
 import partsong
 from partsong.aggregation.alignment import ALIGNMENTS
@@ -67,6 +64,9 @@ from partsong.sketch.kinds import Gaussian
 from partsong.solvers.game import SELF_PLAYS, Game
 from partsong.solvers.game_orders import ORDERS
 from partsong.solvers.squared_error import solver_of
+from tests.federation.federations import NAMES, Federation, by_seed, noisy_plan
+from tests.federation.test_asynchronous import arrivals_of
+from tests.federation.topic_federations import Counting, texts_of
 
 RANK, ROUNDS, SEED = 3, 4, 5
 N_PARTIES, N_COLUMNS = 4, 10

@@ -17,7 +17,7 @@ from partsong.federation.flower.control import ServerError, controlling
 from partsong.federation.setup.server_folder import ServerFolder
 
 pytest.importorskip("flwr")
-from flower_processes import PLAIN, federation, left_behind
+from tests.integration.flower.flower_processes import PLAIN, federation, left_behind
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("flwr")
-from flower_processes import sleeping
-
 from partsong.federation.flower.control import SERVER
 from partsong.federation.flower.server_process import _end_with_executor
+from tests.integration.flower.flower_processes import sleeping
 
 DEAF = """
 import threading

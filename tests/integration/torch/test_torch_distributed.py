@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 from numpy.testing import assert_allclose
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import rank_cases
-
 from partsong.engines.local import Sequential
 from partsong.engines.torch_distributed import TorchDistributed
 from partsong.errors import CompositionError
+from tests.integration.mpi import rank_cases
 
 torch = pytest.importorskip("torch")
 

@@ -7,11 +7,10 @@ import json
 
 import numpy as np
 import pytest
-from word_federations import KEY, RARE, SHARED, texts_of
+
+from tests.federation.word_federations import KEY, RARE, SHARED, texts_of
 
 pytest.importorskip("flwr")
-from flower_processes import SITES, federation
-
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.columns import hashed
@@ -23,6 +22,7 @@ from partsong.federation.site.plan import plan_of
 from partsong.federation.site.state import RunFolder
 from partsong.io.model_file import load_model
 from partsong.topics.vocabulary import matrix_of
+from tests.integration.flower.flower_processes import SITES, federation
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 1\nseed = 5\nsecure_aggregation = true\n[words]\nmin_documents = 2\n'

@@ -15,12 +15,9 @@ import pytest
 from numpy.testing import assert_allclose
 from pairwise_masks import PairwiseMasks
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import rank_cases
-
 from partsong.engines.local import Sequential
 from partsong.engines.mpi import Mpi
+from tests.integration.mpi import rank_cases
 
 SCRIPT = Path(__file__).with_name("rank_cases.py")
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")

@@ -22,8 +22,8 @@ from partsong.federation.transports.base import Lost
 from partsong.federation.transports.flower import Flower, Pulls, answer_to, content_of, question
 
 pytest.importorskip("flwr")
-from flower_kills import require_unharmed
-from flower_processes import PLAIN, SITES, federation
+from tests.integration.flower.flower_kills import require_unharmed
+from tests.integration.flower.flower_processes import PLAIN, SITES, federation
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

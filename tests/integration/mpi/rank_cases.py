@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "laws"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "laws"))
 
 from pairwise_masks import PairwiseMasks
 

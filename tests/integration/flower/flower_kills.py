@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from federations import noisy_plan
-from flower_processes import PATIENCE, PLAIN, SITES, federation, kill, naming
 
 from partsong.errors import PartsongError
 from partsong.federation.chain import Chain
@@ -19,6 +17,8 @@ from partsong.federation.site.plan import plan_of
 from partsong.federation.wire import load_state
 from partsong.privacy.accounting import Ledger, Release
 from partsong.secure_aggregation.protocol import SecureSum
+from tests.federation.federations import noisy_plan
+from tests.integration.flower.flower_processes import PATIENCE, PLAIN, SITES, federation, kill, naming
 
 MASKED = ("set-up", "upload", "unmasking")
 EPSILON = 8.0

@@ -1,4 +1,4 @@
-"""What each rank of tests/test_distributed.py runs: mpiexec -n 2 python distributed_cases.py CASE FOLDER."""
+"""What each rank of test_distributed.py runs: mpiexec -n 2 python distributed_cases.py CASE FOLDER."""
 
 from __future__ import annotations
 

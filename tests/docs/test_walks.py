@@ -16,7 +16,7 @@ import pytest
 import partsong
 
 SOURCE = Path(partsong.__file__).parent
-PAGE = Path(__file__).resolve().parents[1] / "docs/architecture.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/architecture.md"
 
 WATCHED = """
 import json, os, sys, tempfile, warnings

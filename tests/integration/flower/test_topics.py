@@ -10,7 +10,7 @@ from partsong.engines.rounds import sample_participants
 from partsong.federation.commands import demo
 
 pytest.importorskip("flwr")
-from flower_processes import SITES, federation
+from tests.integration.flower.flower_processes import SITES, federation
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 ROUNDS = 3

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+import torch.distributed as distributed
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mpi"))
 
 import rank_cases
-import torch.distributed as distributed
 
 from partsong.engines.torch_distributed import TorchDistributed
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from flower_processes import PLAIN, Federation, left_behind
-
 from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.site.plan import plan_of
+from tests.integration.flower.flower_processes import PLAIN, Federation, left_behind
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 

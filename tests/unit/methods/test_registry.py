@@ -37,7 +37,7 @@ from partsong.methods.registry import Problem, method
 from partsong.methods.secure_sketched import SketchedStatistics
 from partsong.solvers.update_rules import RULES, CoordinateDescent
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 TOY = '''
 """A method in one file."""

@@ -20,11 +20,10 @@ from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Pair
 
 pytest.importorskip("flwr")
-import flower_processes as processes
-from flower_kills import KINDS, Killer
-from flower_processes import PLAIN, SITES, federation, limit_files
-
 from partsong.federation.flower.control import ServerError, controlling
+from tests.integration.flower import flower_processes as processes
+from tests.integration.flower.flower_kills import KINDS, Killer
+from tests.integration.flower.flower_processes import PLAIN, SITES, federation, limit_files
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 LIES = {

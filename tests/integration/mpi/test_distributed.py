@@ -19,10 +19,8 @@ import partsong
 from partsong.errors import CompositionError, ParameterError
 from partsong.training.distributed import open_engine
 from partsong.training.run_folder import RunFolder
-
-sys.path.insert(0, str(Path(__file__).parent))
-import distributed_cases
-from distributed_cases import K, N, data
+from tests.integration.mpi import distributed_cases
+from tests.integration.mpi.distributed_cases import K, N, data
 
 SCRIPT = Path(__file__).with_name("distributed_cases.py")
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
