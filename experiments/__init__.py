@@ -1,1 +1,1 @@
-"""Reproductions of published results: one module per figure or table, each a command of its own."""
+"""Reproductions of published results: one folder per paper or theme, one command per figure or table."""

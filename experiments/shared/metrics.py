@@ -1,4 +1,4 @@
-"""Measures of the FNMF paper: how far a model is from the rows of each party."""
+"""Reconstruction errors at each party, Σ RMSD of the FNMF paper, and mean ± standard deviation over seeds."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def distances(shards: Sequence[Shard], H: Array, solver: RowSolver) -> np.ndarra
 def rmsd_sum(shards: Sequence[Shard], far: np.ndarray) -> float:
     """Σ_j ‖X_j − W_j H‖ / √(n_j m), from these distances."""
     return float(sum(far / np.sqrt([shard.matrix.shape[0] * shard.matrix.shape[1] for shard in shards])))
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """mean ± standard deviation over seeds."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"

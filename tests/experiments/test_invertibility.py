@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from experiments import datasets, leakage_invertibility
-from experiments.leakage_invertibility import PARTS, is_worse, rank_and_rounds, ratio_of, report
+from experiments.leakage import invertibility as leakage_invertibility
+from experiments.leakage.invertibility import PARTS, is_worse, rank_and_rounds, ratio_of, report
+from experiments.shared import datasets
 
 
 @pytest.fixture(scope="module")

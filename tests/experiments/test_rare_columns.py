@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments import exposure_rare_columns as experiment
+from experiments.leakage import rare_columns as experiment
 
 
 def test_a_run_that_is_refused_by_default_goes_through_without_rare_columns(monkeypatch):

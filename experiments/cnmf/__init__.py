@@ -1,0 +1,1 @@
+"""Gene programs of cNMF with partsong's factorization."""

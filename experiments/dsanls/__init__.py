@@ -1,0 +1,1 @@
+"""Figures of the DSANLS paper (Qian et al., 2020)."""

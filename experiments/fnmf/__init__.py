@@ -1,0 +1,1 @@
+"""Figures 1 to 3 and Table 1 of the FNMF paper (Singh et al.)."""

@@ -1,0 +1,1 @@
+"""Figures of the game paper (Singh, 2021)."""

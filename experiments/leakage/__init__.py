@@ -1,0 +1,1 @@
+"""What recorded uploads disclose to the server."""

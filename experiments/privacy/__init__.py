@@ -1,0 +1,1 @@
+"""Error against ε, the cost of noise, and of secure sums."""

@@ -1,0 +1,153 @@
+"""Tables and pictures of docs/results/privacy.md from the runs that the other experiments have written down.
+
+    python -m experiments.privacy.report docs/results
+
+The folder holds privacy-parties.jsonl, privacy-shipped.jsonl, privacy-rows.jsonl, privacy-sensitivity.jsonl and
+privacy-masking.jsonl, or some of them. Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything
+else in the document is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from math import log10
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.game.runs import read_lines
+from experiments.privacy import row_tables as privacy_row_tables
+from experiments.privacy import tables as privacy_tables
+from experiments.privacy.methods import METHODS, SIGNED, Setting
+from experiments.privacy.parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEVERAL
+from experiments.privacy.rows import STUDIES, USUAL, best
+from experiments.privacy.runs import Records, Trial, known
+from experiments.privacy.tables import is_like
+from experiments.shared.document import replace_tables
+from experiments.shared.figures import figure_svg, style_of
+from partsong.reporting.charts import Line, Quantity
+
+CASES = {"20 parties": FEW[:2], "1000 parties": MANY[:2], "MNIST, 200 parties": DIGITS[:2]}
+
+
+def party_tables(found: Records) -> dict[str, str]:
+    """Fig. 4 and what belongs to it."""
+    made = {f"printed-{kind}": privacy_tables.printed(found, kind) for kind in ("gaussian", "laplace")}
+    made |= {f"parties-{kind}-{form}": privacy_tables.parties(found, kind, form, FEW[1]) for kind, form in FORMS}
+    made["parties-many"] = privacy_tables.parties(found, *FORMS[0], MANY[1])
+    made["parties-mnist"] = privacy_tables.parties(found, *FORMS[0], DIGITS[1], DIGITS[0])
+    made["signed"] = privacy_tables.signed(found, (FEW[1], SEVERAL[1]))
+    made["floors"] = privacy_tables.floors(found, CASES)
+    return made | {"clips": privacy_tables.clips(found, FEW[1]), "clips-many": privacy_tables.clips(found, MANY[1])}
+
+
+def row_tables(found: Records) -> dict[str, str]:
+    """The row-level method, for all data that there are runs of."""
+    made = {}
+    for name, study in STUDIES.items():
+        if any(trial.data == name and not trial.is_tuning for trial in found):
+            made[f"rows-{name}"] = privacy_row_tables.by_rows(found, study)
+            made[f"epsilon-{name}"] = privacy_row_tables.by_epsilon(found, study)
+            made[f"rounds-{name}"] = privacy_row_tables.by_rounds(found, study)
+    return made
+
+
+def drawn(
+    found: Records, field: str, curves: dict[str, dict[str, Any]], over: Callable[[Trial], float], axis: str
+) -> str:
+    """Means over seeds as lines over a logarithmic axis; a curve is what its runs have in common."""
+    lines: list[Line] = []
+    for name, wanted in curves.items():
+        points: dict[float, list[float]] = {}
+        for trial, record in found.items():
+            if not trial.is_tuning and is_like(trial, wanted):
+                points.setdefault(log10(over(trial)), []).append(record[field])
+        if points:
+            places = tuple(sorted(points))
+            heights = tuple(float(np.mean(points[place])) for place in places)
+            lines.append(Line(name, style_of(len(lines)), places, heights))
+    if not lines:
+        return ""
+    across = Quantity(f"{axis} (logarithmic)", lambda place: f"{10**place:g}", smallest_step=1.0)
+    name = "RMSD" if field == "rmsd" else "‖X − W H‖ / ‖X‖"
+    return figure_svg(across, Quantity(name, lambda value: f"{value:.3f}", 0.0), lines)
+
+
+def party_pictures(found: Records) -> dict[str, str]:
+    """Fig. 4: as printed over ε of a round, and with a proof over ε of all rounds."""
+    made = {}
+    for kind in ("gaussian", "laplace"):
+        curves = {name: {"purpose": "printed", "method": name, "kind": kind} for name in ("FNMF-LAP (paper)", *METHODS)}
+        axis = f"ε as printed, of each round; {kind} noise"
+        made[f"privacy-printed-{kind}"] = drawn(found, "rmsd", curves, lambda t: t.setting.epsilon, axis)
+        base = {"data": "blocks", "parties": FEW[1]}
+        proven: dict[str, dict[str, Any]] = {
+            name: {**base, "purpose": "parties", "method": name, "kind": kind, "relation": "replace"}
+            for name in METHODS
+        }
+        proven |= {f"{name} (unit: row)": {**base, "purpose": "rows", "method": name} for name in ROW_LEVEL}
+        axis = f"ε of all rounds together; {kind} noise"
+        made[f"privacy-parties-{kind}"] = drawn(found, "rmsd", proven, lambda t: t.setting.epsilon, axis)
+    return made
+
+
+def row_pictures(found: Records) -> dict[str, str]:
+    """MNIST over the number of rows, k = 10."""
+    study = STUDIES["mnist"]
+    base = {"data": study.data, "rank": 10, "parties": 1}
+    kept = {
+        trial: record
+        for trial, record in found.items()
+        if trial.purpose == "free"
+        or (not trial.is_tuning and trial.data == study.data and trial.setting in _best(found, trial))
+    }
+    curves: dict[str, dict[str, Any]] = {
+        f"row level, ε = {e:g}": {**base, "method": "row level", "epsilon": e} for e in USUAL
+    }
+    curves |= {name: {**base, "method": name} for name in ("pooled", "data-free: tiles", "data-free: uniform")}
+    curves["one component, ε = 1"] = {**base, "rank": 1, "method": "row level", "epsilon": 1.0}
+    return {"privacy-rows-mnist": drawn(kept, "error", curves, lambda t: float(t.rows), "rows")}
+
+
+def _best(found: Records, trial: Trial) -> tuple[Setting, ...]:
+    try:
+        return (best(found, STUDIES[trial.data], trial.rows, trial.setting.epsilon, trial.rank),)
+    except LookupError:
+        return ()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Renew the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--document", type=Path, default=Path("docs/results/privacy.md"))
+    chosen = parser.parse_args(arguments)
+    parties, rows = (known(chosen.folder / f"privacy-{name}.jsonl") for name in ("parties", "rows"))
+    tables: dict[str, str] = {}
+    pictures: dict[str, str] = {}
+    if parties:
+        tables |= party_tables(parties)
+        pictures |= party_pictures(parties)
+    shipped = known(chosen.folder / "privacy-shipped.jsonl")
+    for kind in ("gaussian", "laplace") if shipped else ():
+        tables[f"shipped-{kind}"] = privacy_tables.parties(shipped, kind + SIGNED, "replace", FEW[1])
+    if rows:
+        tables |= row_tables(rows) | {"ridges": privacy_row_tables.ridges({**parties, **rows})}
+    if any(trial.data == "mnist" for trial in rows):
+        pictures |= row_pictures(rows)
+    moved, masked = (read_lines(chosen.folder / f"privacy-{name}.jsonl") for name in ("sensitivity", "masking"))
+    if moved:
+        tables |= {"moves": privacy_tables.moves(moved), "growth": privacy_tables.growth(moved)}
+    if any(record["method"] == "FNMF-LAP (paper)" for record in moved):
+        tables |= {f"true-{kind}": privacy_tables.true_epsilons(moved, kind) for kind in ("gaussian", "laplace")}
+    if masked:
+        tables["masking"] = privacy_tables.masking(masked)
+    replace_tables(chosen.document, tables)
+    for name, image in ((name, image) for name, image in pictures.items() if image):
+        chosen.document.with_name(f"{name}.svg").write_text(image, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
