@@ -1,4 +1,4 @@
-"""Benchmarks: seconds to a given explained variance, the product floor, memory, compile time, tuning.
+"""Benchmarks: speed, memory, federations over Flower, and the grids that defaults are chosen from.
 
 python -m benchmarks --help
 """

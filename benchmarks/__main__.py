@@ -32,7 +32,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--thorough", action="store_true", help="every run to its limit, also after the first seed")
     parser.add_argument("--large", action="store_true", help="memory: also large data (wide, sparse, mapped)")
     parser.add_argument("--keep", type=Path, help="a JSON file with all runs: read first, added to, written back")
-    parser.add_argument("--output", type=Path, help="default docs/results/speed.md (tuning: docs/results/tuning.md)")
+    parser.add_argument("--output", type=Path, help="default docs/results/speed.md (tuning: standard output)")
     return parser.parse_args(words)
 
 
@@ -59,13 +59,14 @@ def main(words: list[str]) -> None:
 
 
 def _measure(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str]) -> None:
-    from benchmarks import compiling, memory
-    from benchmarks.contestants import chosen as chosen_contestants
-    from benchmarks.contestants import everyone
-    from benchmarks.report import Report
-    from benchmarks.results import Results
-    from benchmarks.workloads import ALL
-    from benchmarks.workloads import chosen as chosen_workloads
+    from benchmarks.memory import fit as memory
+    from benchmarks.speed import compiling
+    from benchmarks.speed.contestants import chosen as chosen_contestants
+    from benchmarks.speed.contestants import everyone
+    from benchmarks.speed.report import Report
+    from benchmarks.speed.results import Results
+    from benchmarks.speed.workloads import ALL
+    from benchmarks.speed.workloads import chosen as chosen_workloads
 
     began = time.perf_counter()
     results = Results.load(chosen.keep) if chosen.keep else Results()
@@ -101,9 +102,10 @@ def _measure(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str
 
 
 def _workload(chosen, parts, workload, contestants, results) -> None:  # type: ignore[no-untyped-def]
-    from benchmarks import floor, memory
-    from benchmarks.evaluation import Problem
-    from benchmarks.measure import Rounds
+    from benchmarks.memory import fit as memory
+    from benchmarks.speed import floor
+    from benchmarks.speed.evaluation import Problem
+    from benchmarks.speed.measure import Rounds
 
     problem = Problem(workload.load(chosen.quick), workload.rank_for(chosen.quick))
     results.shapes[workload.name] = _shape(problem)
@@ -131,7 +133,7 @@ def _shape(problem) -> str:  # type: ignore[no-untyped-def]
 
 
 def _draw(results, output: Path) -> dict[str, str]:  # type: ignore[no-untyped-def]
-    from benchmarks.picture import drawn
+    from benchmarks.speed.picture import drawn
 
     pictures = {}
     for name in dict.fromkeys(run.workload for run in results.runs):
@@ -143,7 +145,7 @@ def _draw(results, output: Path) -> dict[str, str]:  # type: ignore[no-untyped-d
 
 
 def _defaults(chosen: argparse.Namespace, words: list[str]) -> None:
-    from benchmarks import defaults
+    from benchmarks.speed import defaults
 
     seeds = chosen.seeds or 5
     found = defaults.measure(seeds, keep=chosen.keep, say=say)
@@ -155,7 +157,7 @@ def _defaults(chosen: argparse.Namespace, words: list[str]) -> None:
 
 
 def _play(chosen: argparse.Namespace) -> None:
-    from benchmarks import game
+    from benchmarks.speed import game
 
     lines = game.measure(chosen.quick, say)
     if chosen.output:
@@ -163,7 +165,7 @@ def _play(chosen: argparse.Namespace) -> None:
 
 
 def _tune(chosen: argparse.Namespace, words: list[str]) -> None:
-    from benchmarks import tuning
+    from benchmarks.tuning import sweeps as tuning
 
     seeds = chosen.seeds or (2 if chosen.quick else 3)
     seconds = chosen.seconds or (0.3 if chosen.quick else 2.0)
@@ -178,18 +180,18 @@ def _tune(chosen: argparse.Namespace, words: list[str]) -> None:
             f"```\n{machine.command(words)}\n```",
         ]
     )
-    output = Path("docs/results/tuning.md")
-    if chosen.output and not set(chosen.parts) - {"tuning"}:
-        output = chosen.output
-    elif chosen.output:
-        output = chosen.output.with_name("tuning.md")
+    page = tuning.written(outcomes, heading)
+    if chosen.output is None:
+        print(page)
+        return
+    output = chosen.output.with_name("tuning.md") if set(chosen.parts) - {"tuning"} else chosen.output
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(tuning.written(outcomes, heading), encoding="utf-8")
+    output.write_text(page, encoding="utf-8")
     say(f"{output.name} written")
 
 
 def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
-    from benchmarks import federation
+    from benchmarks.flower import in_process as federation
 
     found = federation.measure(chosen.threads, chosen.quick, say)
     heading = (
@@ -207,7 +209,8 @@ def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list
     import json
     import os
 
-    from benchmarks import federation_flower, flower_report
+    from benchmarks.flower import processes as federation_flower
+    from benchmarks.flower import report as flower_report
 
     output = chosen.output or Path("docs/results/federation.md")
     kept = output.with_name(f"{output.stem}-flower.json")
@@ -237,14 +240,14 @@ def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list
 
 def _flower_part(output: Path) -> str:
     """What another command has written there."""
-    from benchmarks.flower_report import HEADING
+    from benchmarks.flower.report import HEADING
 
     _, found, rest = (output.read_text(encoding="utf-8") if output.exists() else "").partition(HEADING)
     return f"\n{found}{rest}" if found else ""
 
 
 def _over_ranks(chosen: argparse.Namespace, words: list[str]) -> None:
-    from benchmarks import ranks_memory
+    from benchmarks.memory import ranks as ranks_memory
 
     found = ranks_memory.measure(chosen.quick, say)
     shape = ranks_memory.QUICK_SHAPE if chosen.quick else ranks_memory.SHAPE

@@ -10,14 +10,17 @@ import pytest
 from scipy.sparse import csr_array, random_array
 from sklearn.decomposition import NMF as ReferenceNMF
 
-from benchmarks import floor, machine, memory, tuning, workloads
+from benchmarks import machine
 from benchmarks.__main__ import main
-from benchmarks.clock import Enough, Recorder
-from benchmarks.contestants import BUILT_IN, Contestant, chosen, run
-from benchmarks.evaluation import Problem
-from benchmarks.iterations import factors, iterate
-from benchmarks.measure import Rounds
-from benchmarks.peers import PEERS
+from benchmarks.memory import fit as memory
+from benchmarks.speed import floor, workloads
+from benchmarks.speed.clock import Enough, Recorder
+from benchmarks.speed.contestants import BUILT_IN, Contestant, chosen, run
+from benchmarks.speed.evaluation import Problem
+from benchmarks.speed.iterations import factors, iterate
+from benchmarks.speed.measure import Rounds
+from benchmarks.speed.peers import PEERS
+from benchmarks.tuning import sweeps as tuning
 from partsong import NMF
 from partsong.data.conversion import as_matrix
 from partsong.solvers.initialization import InitialFactors
@@ -70,7 +73,7 @@ def test_the_clock_stands_still_during_evaluation(dense, monkeypatch):
         now[0] += seconds
         return 0.5
 
-    monkeypatch.setattr("benchmarks.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("benchmarks.speed.clock.time.perf_counter", lambda: now[0])
     monkeypatch.setattr(Problem, "explained", lambda *_: spend(50.0))
     recorder = Recorder(dense, limit=1000.0)
     recorder.start()
@@ -346,8 +349,8 @@ def test_the_command_is_shown_without_folders(monkeypatch):
 def test_a_picture_is_well_formed():
     from xml.etree import ElementTree
 
-    from benchmarks.curves import Run
-    from benchmarks.picture import drawn
+    from benchmarks.speed.curves import Run
+    from benchmarks.speed.picture import drawn
 
     runs = [Run("w", f"method {i}", 0, tuple((0.1 * t, 1 - 0.5**t) for t in range(1, 20 + i))) for i in range(11)]
     root = ElementTree.fromstring(drawn(runs, 1.0))
@@ -366,7 +369,7 @@ def test_iterations_are_those_of_the_default_solver(dense):
 
 
 def test_what_a_federation_costs_is_measured_and_written(tmp_path):
-    from benchmarks import federation
+    from benchmarks.flower import in_process as federation
 
     found = federation.measure(2, True, lambda line: None)
     assert all(0 < one["aligning"] < one["round"] for label, one in found.items() if label.startswith("share"))

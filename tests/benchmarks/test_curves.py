@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from benchmarks.contestants import BUILT_IN
-from benchmarks.curves import Ratio, Run, fastest, median_of, median_ratio, ratio, spread
-from benchmarks.report import Report, shown
-from benchmarks.results import Results
+from benchmarks.speed.contestants import BUILT_IN
+from benchmarks.speed.curves import Ratio, Run, fastest, median_of, median_ratio, ratio, spread
+from benchmarks.speed.report import Report, shown
+from benchmarks.speed.results import Results
 
 
 def curve(*points, contestant="partsong", seed=0, stopped="limit", workload="mnist"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from benchmarks import defaults
+from benchmarks.speed import defaults
 
 
 def test_objectives_are_those_of_the_formula():

@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import federation_flower, flower_report
-from benchmarks.flower_arms import COLUMNS, RANK
-from benchmarks.flower_clock import Clock, layer_in
-from benchmarks.flower_layer_report import verdict_of
+from benchmarks.flower import processes as federation_flower
+from benchmarks.flower import report as flower_report
+from benchmarks.flower.arms import COLUMNS, RANK
+from benchmarks.flower.clock import Clock, layer_in
+from benchmarks.flower.layer_report import verdict_of
 from partsong.core.interfaces import Message
 from partsong.federation.wire import Kind, Nonce, Reply, Request
 

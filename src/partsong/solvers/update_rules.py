@@ -289,7 +289,7 @@ def warn_if_noisy(rule: Any) -> None:
 
 
 SWEEPS = 5
-"""Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning.py)."""
+"""Sweeps per product; chosen together with the extrapolation on generated data (benchmarks/tuning/sweeps.py)."""
 
 RULES = Choice(
     {

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from benchmarks import compiling, held_out, machine
-from benchmarks.workloads import FOLDER, WORDS
+from benchmarks import machine
+from benchmarks.speed import compiling, held_out
+from benchmarks.speed.workloads import FOLDER, WORDS
 
 RANKS = (5, 10, 20, 50)
 STARTS = ("anchors", "nndsvda", "random")
@@ -37,7 +38,7 @@ WITHIN = 1.02
 
 NOTES = (
     "- Sets without a star took part in choosing start, stop, sweeps or extrapolation: figures on them are "
-    "figures on tuned data. Sets from packages (benchmarks/held_out.py) were first loaded after all of these were"
+    "figures on tuned data. Sets from packages (benchmarks/speed/held_out.py) were first loaded after all of these were"
     " fixed, the stop of dense data included.",
     "- One sweep on sparse data was chosen after an earlier run of this table had bbc (k = 10: .9931, k = 20: "
     ".9936) and dblp (k = 20: .9947) below .995. The stop for fits that leave little was chosen on the dense sets"

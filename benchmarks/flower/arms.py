@@ -77,7 +77,7 @@ def federation(folder: Path, names: tuple[str, ...], module: str | None = None) 
                 if module is None:
                     demo.start_node(running, site)
                 else:
-                    _start(running, name, [sys.executable, "-m", "benchmarks.flower_node", module, site.path])
+                    _start(running, name, [sys.executable, "-m", "benchmarks.flower.node", module, site.path])
             demo.wait_for(running, control, server, names)
             yield Federation(folder, server, sites, running, control)
 
@@ -94,7 +94,7 @@ def app_run(server: ServerFolder, module: str, settings: dict[str, Any], patienc
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
 
-    from benchmarks.flower_node import bundle
+    from benchmarks.flower.node import bundle
 
     content = bundle(module)
     fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
@@ -112,17 +112,17 @@ def bare_rounds(server: ServerFolder, nodes: list[int], sizes: tuple[int, int], 
     """Seconds of rounds of the bare app over Flower's own processes."""
     up, down = sizes
     told = {"rounds": count, "nodes": " ".join(map(str, nodes)), "up": up, "down": down}
-    return list(app_run(server, "flower_bare", {**told, "file": str(server.path / "bare.json")}))
+    return list(app_run(server, "bare", {**told, "file": str(server.path / "bare.json")}))
 
 
 def rounds_in_turns(made: Federation, text: str, patience: float) -> dict[str, Any]:
-    """Rounds of an experiment, and between them rounds without our layer, in one run (`flower_layer`)."""
+    """Rounds of an experiment, and between them rounds without our layer, in one run (`benchmarks.flower.layer`)."""
     place = made.server.run("layer")
     place.folder.mkdir(parents=True)
     place.experiment.write_text(text)
     place.settings.write_text(json.dumps({"timeout": 120.0}))
     found: dict[str, Any] = app_run(
-        made.server, "flower_layer", {"run": place.name, "file": str(made.folder / "layer.json")}, patience
+        made.server, "layer", {"run": place.name, "file": str(made.folder / "layer.json")}, patience
     )
     found["sites"] = {name: lines_of(site.path / "clock.jsonl") for name, site in made.sites.items()}
     return found

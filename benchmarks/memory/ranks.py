@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.memory import _sparse
+from benchmarks.memory.fit import _sparse
 
 SHAPE, PER_ROW, RANK = (300_000, 50_000), 33, 50
 QUICK_SHAPE = (3_000, 500)
@@ -87,7 +87,7 @@ def _over_ranks(mpiexec: str, folder: Path, method: str) -> dict[str, float]:
 
 
 def _environment() -> dict[str, str]:
-    source = str(Path(__file__).resolve().parents[1] / "src")
+    source = str(Path(__file__).resolve().parents[2] / "src")
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {
         **os.environ,

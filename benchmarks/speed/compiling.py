@@ -24,10 +24,10 @@ def _alone(kind: str) -> float:
 
 
 def _run(cache: str, *words: str) -> dict[str, float]:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     paths = os.pathsep.join([str(root), *filter(None, sys.path)])
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "benchmarks.compiling", *words]
+    command = [sys.executable, "-m", "benchmarks.speed.compiling", *words]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from benchmarks.workloads import WORDS
+from benchmarks.speed.workloads import WORDS
 
 FORTUNES, SOUNDS = Path("/usr/share/games/fortunes"), Path("/usr/share/sounds/alsa")
 MOST_TEXTS = 10_000

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import floor, machine
-from benchmarks.contestants import OURS, Contestant
-from benchmarks.curves import LEVELS, Ratio, Run, fastest, median_of, median_ratio, ratio, spread
-from benchmarks.results import Results
+from benchmarks import machine
+from benchmarks.speed import floor
+from benchmarks.speed.contestants import OURS, Contestant
+from benchmarks.speed.curves import LEVELS, Ratio, Run, fastest, median_of, median_ratio, ratio, spread
+from benchmarks.speed.results import Results
 
 CD_STARTS = ("sklearn-cd-random", "sklearn-cd-nndsvda")
 FAST_ON = ("mnist", "stack-overflow")

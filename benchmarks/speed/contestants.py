@@ -1,4 +1,4 @@
-"""The methods that are compared: partsong and scikit-learn here, other libraries in `benchmarks.peers`.
+"""The methods that are compared: partsong and scikit-learn here, other libraries in `benchmarks.speed.peers`.
 
 A contestant prepares the data in the form it likes best, starts the recorder's clock, and hands over W and H after
 each iteration. Start and initialisation count; preparing the data, imports, compiling and evaluation do not.
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.clock import Enough, Recorder
-from benchmarks.evaluation import Problem
+from benchmarks.speed.clock import Enough, Recorder
+from benchmarks.speed.evaluation import Problem
 
 MOST_ITERATIONS = 10_000_000
 OURS = "partsong"
@@ -181,7 +181,7 @@ BUILT_IN = (
 
 
 def everyone() -> tuple[Contestant, ...]:
-    from benchmarks.peers import PEERS
+    from benchmarks.speed.peers import PEERS
 
     return BUILT_IN + PEERS
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.clock import Recorder
-from benchmarks.contestants import MOST_ITERATIONS, Contestant
-from benchmarks.evaluation import Problem
+from benchmarks.speed.clock import Recorder
+from benchmarks.speed.contestants import MOST_ITERATIONS, Contestant
+from benchmarks.speed.evaluation import Problem
 
 
 def _nmf_torch(problem: Problem, seed: int, threads: int, recorder: Recorder) -> None:

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.clock import Recorder
-from benchmarks.contestants import Contestant, run
-from benchmarks.curves import LEVELS, Run
-from benchmarks.evaluation import Problem
+from benchmarks.speed.clock import Recorder
+from benchmarks.speed.contestants import Contestant, run
+from benchmarks.speed.curves import LEVELS, Run
+from benchmarks.speed.evaluation import Problem
 
 BEYOND = 0.7
 """A later run ends when its distance from the best is this share of the distance it is asked for."""
@@ -38,7 +38,7 @@ class Rounds:
     runs: list[Run] = field(default_factory=list)
 
     def warm_up(self, contestants: Sequence[Contestant]) -> None:
-        """Compile, load and allocate, on the first few rows; not measured here (see `benchmarks.compiling`)."""
+        """Compile, load and allocate, on the first few rows; not measured here (see `benchmarks.speed.compiling`)."""
         head = self.problem.head(WARM_ROWS)
         for contestant in contestants:
             run(contestant, head, 0, self.threads, Recorder(head, WARM_SECONDS))

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.evaluation import Problem
+from benchmarks.speed.evaluation import Problem
 
 STRIDE = 1.02
 """Iterates are evaluated once the clock shows this much more than at the last evaluation; the same for everybody."""

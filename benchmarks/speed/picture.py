@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.curves import Run
+from benchmarks.speed.curves import Run
 from experiments.shared.figures import figure_svg, style_of
 from partsong.reporting.charts import Line, Quantity
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.curves import Run, spread
-from benchmarks.iterations import iterate
+from benchmarks.speed.curves import Run, spread
+from benchmarks.speed.iterations import iterate
 from experiments.shared.synthetic import gamma_factors, sparse_topics
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix

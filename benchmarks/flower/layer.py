@@ -19,8 +19,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from benchmarks.flower_arms import COLUMNS, RANK
-from benchmarks.flower_clock import FLOWER, Clock, watch_server, watch_site
+from benchmarks.flower.arms import COLUMNS, RANK
+from benchmarks.flower.clock import FLOWER, Clock, watch_server, watch_site
 
 ARMS = ("ours", "echo", "work")
 POLL = 0.5

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation import Problem
-from benchmarks.iterations import factors, iterate
+from benchmarks.speed.evaluation import Problem
+from benchmarks.speed.iterations import factors, iterate
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
 from partsong.solvers.initialization import random_beginning

@@ -1,7 +1,7 @@
 """Peak memory of a fit above that of a process that has imported, compiled and fitted something small.
 
 Each case runs in a process of its own, which reads the data from a file: numbers made along the way of generating or
-reading text do not count, the data themselves do. `python -m benchmarks.memory` measures the large cases alone.
+reading text do not count, the data themselves do. `python -m benchmarks.memory.fit` measures the large cases alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.evaluation import Problem
+from benchmarks.speed.evaluation import Problem
 
 SLACK = 64_000_000
 ROUNDS = 10
@@ -124,9 +124,9 @@ def _write_blocks(file: Path, shape: tuple[int, int]) -> None:
 
 
 def _in_a_process(*words: Any) -> dict[str, float]:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)])}
-    command = [sys.executable, "-m", "benchmarks.memory", *map(str, words)]
+    command = [sys.executable, "-m", "benchmarks.memory.fit", *map(str, words)]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"The measuring process failed: {done.stderr.strip().splitlines()[-1:]}")

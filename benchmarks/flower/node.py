@@ -1,4 +1,4 @@
-"""python -m benchmarks.flower_node MODULE FOLDER: a node of ours whose answers are those of an app in benchmarks."""
+"""python -m benchmarks.flower.node MODULE FOLDER: a site whose answers come from the app benchmarks.flower.MODULE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ build-backend = "hatchling.build"
 [project]
 name = "bare"
 version = "1.0.0"
-description = "Bytes to and fro"
+description = "Random bytes in both directions"
 license = "Apache-2.0"
 dependencies = []
 
@@ -21,21 +21,21 @@ dependencies = []
 publisher = "partsong"
 
 [tool.flwr.app.components]
-serverapp = "benchmarks.{module}:server"
-clientapp = "benchmarks.{module}:client"
+serverapp = "benchmarks.flower.{module}:server"
+clientapp = "benchmarks.flower.{module}:client"
 
 [tool.flwr.app.config]
 {settings}
 """
 SETTINGS = {
-    "flower_bare": {"rounds": 0, "nodes": "", "down": 0, "up": 0, "file": ""},
-    "flower_layer": {"run": "", "file": ""},
+    "bare": {"rounds": 0, "nodes": "", "down": 0, "up": 0, "file": ""},
+    "layer": {"run": "", "file": ""},
 }
-"""By module, what its server is told."""
+"""Run configuration of each app's server."""
 
 
 def bundle(module: str) -> bytes:
-    """What Flower hands out."""
+    """Build the app bundle (FAB) that Flower distributes."""
     from flwr.cli.build import build_fab_from_files
 
     settings = "\n".join(f"{name} = {value!r}" for name, value in SETTINGS[module].items()).replace("'", '"')
@@ -52,7 +52,7 @@ def main(module: str, folder: Path) -> None:
     set_quiet(site.path / "flower")
     from flwr.app import Context, RecordDict
 
-    client = import_module(f"benchmarks.{module}").client
+    client = import_module(f"benchmarks.flower.{module}").client
     context = Context(0, 0, {"site": str(site.path)}, RecordDict(), {})
     site_process.Node._answered = lambda node, message, answer: client(message=message, context=context)
     site_process.app_bundle = lambda: bundle(module)

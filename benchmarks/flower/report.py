@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.federation_flower import (
+from benchmarks.flower.arms import COLUMNS, RANK, ROWS
+from benchmarks.flower.layer_report import section
+from benchmarks.flower.processes import (
     ENVELOPE,
     NAMED,
     TIMEOUT,
@@ -15,8 +17,6 @@ from benchmarks.federation_flower import (
     slope_of,
     up_of,
 )
-from benchmarks.flower_arms import COLUMNS, RANK, ROWS
-from benchmarks.flower_layer_report import section
 
 HEADING = "# Between processes, over Flower"
 BYTES_ALLOWED = 0.05

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.flower_arms import (
+from benchmarks.flower.arms import (
     COLUMNS,
     RANK,
     Federation,
@@ -22,7 +22,7 @@ from benchmarks.flower_arms import (
     lines_of,
     rounds_in_turns,
 )
-from benchmarks.flower_clock import MATHEMATICS, layer_in
+from benchmarks.flower.clock import MATHEMATICS, layer_in
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import holder_of
 
@@ -150,7 +150,7 @@ def overhead(n_sites: int, blocks: int, count: int, masked: bool, say: Say) -> d
 def layer(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
     """Seconds of rounds with our layer and without it, in turns within one run, and what our own clock says of it."""
     names, began = tuple(f"site-{number}" for number in range(n_sites)), time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "layer", names, "flower_layer") as made:
+    with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "layer", names, "layer") as made:
         say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
         found = rounds_in_turns(made, PLAIN + f"rounds = {rounds + 1}\n", patience=120.0 + 20.0 * rounds)
         say(f"{rounds} rounds of each kind are done after {time.perf_counter() - began:.0f} s")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.curves import Run
+from benchmarks.speed.curves import Run
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""What federations cost: in one process, and between processes over Flower."""

@@ -1,0 +1,1 @@
+"""Peak memory of fits, in one process and over ranks."""

@@ -1,0 +1,1 @@
+"""Seconds to an explained variance, against scikit-learn and other libraries."""

@@ -1,0 +1,1 @@
+"""Grids on generated data that settings of the solvers are chosen from."""
