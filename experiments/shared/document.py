@@ -18,3 +18,9 @@ def replace_tables(document: Path, tables: Mapping[str, str]) -> None:
         return block[0] if table is None else f"{block[1]}{table}\n{block[4]}"
 
     document.write_text(BLOCK.sub(replaced, document.read_text("utf-8")), "utf-8")
+
+
+def print_tables(tables: Mapping[str, str]) -> None:
+    """Print every table under its name."""
+    for name, table in tables.items():
+        print(f"{name}\n\n{table}\n")

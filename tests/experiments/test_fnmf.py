@@ -79,7 +79,7 @@ def test_report_replaces_tables_and_nothing_else(tmp_path, digits, capsys):
     document.write_text("# Before\n\n<!-- table: ratios -->\nold\n<!-- end -->\n\nAfter.\n")
     fnmf_report.main([str(runs), "--document", str(document)])
     text = document.read_text()
-    assert text.startswith("# Before\n\n<!-- table: ratios -->\n| method, start |")
+    assert text.startswith("# Before\n\n<!-- table: ratios -->\n| method, init_mode |")
     assert text.endswith("<!-- end -->\n\nAfter.\n")
     assert "old" not in text
     fnmf_report.main([str(runs), "--document", str(document)])
