@@ -225,7 +225,7 @@ def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list
         found["long"]["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} in the end"
     if "flower-overhead" in parts:
         blocks = (1, 3) if chosen.quick else (chosen.seeds or 3, 6)
-        found["overhead"] = federation_flower.overhead(4, *blocks, secure_aggregation=True, say=say) | about
+        found["overhead"] = federation_flower.overhead(4, *blocks, masked=True, say=say) | about
         found["overhead"]["load"] = f"{before:.1f} before, {os.getloadavg()[0]:.1f} in the end"
     if "flower-layer" in parts:
         rounds = 3 if chosen.quick else chosen.seeds or 40

@@ -24,7 +24,7 @@ from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, NoExtrapolation
 
 SWEEPS = (1, 2, 3, 4, 5, 8)
-INIT_MODES = (None, 0.3, 0.5, 0.7)
+STARTS = (None, 0.3, 0.5, 0.7)
 LEVEL = 0.999
 
 
@@ -73,7 +73,7 @@ class Outcome:
 def measure(
     n_threads: int, seeds: int, seconds: float, quick: bool, say: Callable[[str], None] = print
 ) -> list[Outcome]:
-    grid = [Setting(sweeps, start) for sweeps in (SWEEPS[:2] if quick else SWEEPS) for start in INIT_MODES]
+    grid = [Setting(sweeps, start) for sweeps in (SWEEPS[:2] if quick else SWEEPS) for start in STARTS]
     found = []
     for name, (make, rank) in data(quick).items():
         curves: dict[Setting, list[Run]] = {setting: [] for setting in grid}

@@ -460,8 +460,8 @@ def difference(
 ) -> Record:
     """Two runs, the second with one more row at the first party: the error with which that row is read."""
     before = [parts[0][:-1], *parts[1:]]
-    first = recorded(before, rank, 1, seed, secure_aggregation=masked)
-    second = recorded(parts, rank, 1, seed if is_same_seed else seed + 1000, secure_aggregation=masked)
+    first = recorded(before, rank, 1, seed, masked=masked)
+    second = recorded(parts, rank, 1, seed if is_same_seed else seed + 1000, masked=masked)
     scene = replace(second.scene(), others=(first.scene(),))
     found = from_sums(scene) if masked else from_differences(scene, VICTIM)
     x = parts[0][-1]
@@ -471,7 +471,7 @@ def difference(
         if each.attack == "difference of two runs" and each.array.startswith("X") and each.recovered is not None
         for row in each.recovered
     ]
-    about = {"set": kind, "secure_aggregation": masked, "same_seed": is_same_seed, "rows": len(parts[0]), "rank": rank}
+    about = {"set": kind, "masked": masked, "same_seed": is_same_seed, "rows": len(parts[0]), "rank": rank}
     support = Support.of(parts[0][:-1])
     about |= {"law": str(by_law(scene, VICTIM)[0]), "directions": 2 * rank, "rarest": support.rarest}
     error = min(errors, default=None)
@@ -492,7 +492,7 @@ def difference_part(is_quick: bool) -> Iterator[Record]:
             for rank in (2, 10):
                 for masked in (False, True):
                     for is_same in (True, False):
-                        record = difference(seed, kind, parts, rank, secure_aggregation=masked, is_same_seed=is_same)
+                        record = difference(seed, kind, parts, rank, masked=masked, is_same_seed=is_same)
                         yield {"kind": "difference", **record}
 
 
@@ -810,7 +810,7 @@ def _difference(rows: Sequence[Record]) -> str:
             words(few),
         ]
         for (name, rank, masked, is_same), few in grouped(
-            rows, "difference", "set", "rank", "secure_aggregation", "same_seed"
+            rows, "difference", "set", "rank", "masked", "same_seed"
         ).items()
     ]
     return markdown(["set", "k", "sums", "seed of the second run", "error of the row", "law"], lines)
@@ -875,9 +875,7 @@ def _exceptions(rows: Sequence[Record]) -> str:
     out: dict[Key, list[Record]] = {}
     for row in filter(is_worse, rows):
         about = [
-            f"{name} {row[name]}"
-            for name in ("factor", "share", "common", "least", "secure_aggregation", "rank")
-            if name in row
+            f"{name} {row[name]}" for name in ("factor", "share", "common", "least", "masked", "rank") if name in row
         ]
         out.setdefault((row["part"], row.get("set", "generated"), "; ".join(about)), []).append(row)
     lines = [

@@ -71,7 +71,7 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
         reduction.seconds.update(party=0.0, server=0.0)
     shares = masks.batch if is_masked else 1
     costs = [inside + max(0, first - inside) / shares for first, inside in zip(*sums, strict=True)]
-    told = {"parties": parties, "dropped": dropped, "turn": turn, "secure_aggregation": is_masked}
+    told = {"parties": parties, "dropped": dropped, "turn": turn, "masked": is_masked}
     return told | dict(zip(MEASURED, (round(costs[0]), round(costs[1]), *costs[2:]), strict=True))
 
 

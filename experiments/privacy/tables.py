@@ -162,12 +162,12 @@ def clips(found: Records, count: int) -> str:
 
 def masking(records: Sequence[Mapping[str, Any]]) -> str:
     """Bytes and seconds over parties and dropouts; medians of repeats."""
-    open_bytes = {r["parties"]: r["bytes_up"] for r in records if not r["secure_aggregation"]}
+    open_bytes = {r["parties"]: r["bytes_up"] for r in records if not r["masked"]}
     lines = []
     for parties_, dropped in dict.fromkeys((r["parties"], r["dropped"]) for r in records):
-        here = [r for r in records if r["secure_aggregation"] and (r["parties"], r["dropped"]) == (parties_, dropped)]
+        here = [r for r in records if r["masked"] and (r["parties"], r["dropped"]) == (parties_, dropped)]
         up, model = here[0]["bytes_up"], open_bytes[parties_]
-        down = here[0]["bytes_down"] - next(r["bytes_down"] for r in records if not r["secure_aggregation"])
+        down = here[0]["bytes_down"] - next(r["bytes_down"] for r in records if not r["masked"])
         party, server = (float(np.median([r[name] for r in here])) for name in ("party_seconds", "server_seconds"))
         more = f"{100 * (up / model - 1):.1f} %"
         lines.append([str(parties_), str(dropped), f"{up:,}".replace(",", " "), more,

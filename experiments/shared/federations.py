@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.shared.metrics import distances, rmsd_sum
+from experiments.shared.names import INIT_MODES
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn, Sinkhorn
 from partsong.aggregation.linear import Mean
 from partsong.aggregation.plaintext import InTheOpen
@@ -49,15 +50,15 @@ def shares_iid(X: Any, parties: int, seed: int) -> list[Any]:
 
 
 def _plain(rank: int, steps: int, strength: float, start: str) -> Any:
-    return replace(build("one-shot-ipalm", rank, local_steps=steps, start=start), aggregation=Mean())
+    return replace(build("one-shot-ipalm", rank, local_steps=steps, init_mode=INIT_MODES[start]), aggregation=Mean())
 
 
 def _multiplicative(rank: int, steps: int, strength: float, start: str) -> Any:
-    return replace(build("one-shot-mu", rank, local_steps=steps, start=start), aggregation=Mean())
+    return replace(build("one-shot-mu", rank, local_steps=steps, init_mode=INIT_MODES[start]), aggregation=Mean())
 
 
 def _prox(rank: int, steps: int, strength: float, start: str) -> Any:
-    made = build("fedprox", rank, strength=strength, local_steps=steps, start=start)
+    made = build("fedprox", rank, strength=strength, local_steps=steps, init_mode=INIT_MODES[start])
     return replace(made, aggregation=Mean())
 
 
@@ -72,7 +73,7 @@ def _aligned(name: str, variant: str) -> Make:
             server_align=whole,
             strength=strength,
             local_steps=steps,
-            start=start,
+            init_mode=INIT_MODES[start],
             align="assignment",
         )
         return replace(made, coupling=AlignedProximalTerm(strength, align, every=EVERY))

@@ -21,7 +21,7 @@ METHODS = {
     "FNMF-LAP once, exact in all other rounds": "fnmf",
     "FNMF-SK once, exact in all other rounds": "fnmf, with SK",
     "FNMF-SK twice, exact in all other rounds": "fnmf, with SK twice",
-    "FNMF": "fnmf-local",
+    "FNMF": "fnmf",
 }
 """Name in a log -> the method as users type it, with what distinguishes the run."""
 

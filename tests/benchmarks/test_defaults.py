@@ -20,7 +20,7 @@ def test_a_set_that_is_left_out_has_no_vote():
     rows = {"a": (0.9, 0.5, 0.1), "b": (0.9, 0.5, 0.1), "odd": (0.1, 0.5, 0.9)}
     found = {
         "starts": {
-            name: {"set": name, "is_sparse": True, **dict(zip(defaults.INIT_MODES, values, strict=True))}
+            name: {"set": name, "is_sparse": True, **dict(zip(defaults.STARTS, values, strict=True))}
             for name, values in rows.items()
         }
     }

@@ -45,7 +45,7 @@ def test_sums_above_the_ratio_give_rows_away_and_below_it_do_not(rows):
 
 def test_a_row_that_was_added_is_read_where_the_seed_is_the_same(rows):
     found = [row for row in rows if row["kind"] == "difference"]
-    assert {row["secure_aggregation"] for row in found} == {False, True}
+    assert {row["masked"] for row in found} == {False, True}
     assert all(row["error"] < 1e-6 for row in found if row["same_seed"])
     assert all(row["error"] is None for row in found if not row["same_seed"])
     assert any(is_worse(row) for row in found)

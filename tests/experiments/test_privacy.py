@@ -153,7 +153,7 @@ def test_one_row_moves_an_upload_further_than_one(folder):
 
 def test_masks_cost_what_the_protocol_says(folder):
     runs = [json.loads(line) for line in (folder / "privacy-masking.jsonl").read_text("utf-8").splitlines()]
-    up = {(run["parties"], run["secure_aggregation"]): run["bytes_up"] for run in runs if not run["dropped"]}
+    up = {(run["parties"], run["masked"]): run["bytes_up"] for run in runs if not run["dropped"]}
     assert up[3, False] == up[10, False] == 20 * 1000 * 8 + 8
     set_up = (64 * 16 + 66 * 16 + 16) // 16
     assert up[10, True] - up[3, True] == 7 * (set_up + 33 + 81)
