@@ -73,6 +73,7 @@ lint: $(DEV)
 	$(RUN) -m mypy
 
 docs: $(FOR_DOCS)
+	$(RUN) docs/check.py
 	$(RUN) -m sphinx -W --keep-going -n -q -d build/doctrees docs build/docs
 	@echo "The site: build/docs/index.html"
 

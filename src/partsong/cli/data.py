@@ -183,7 +183,7 @@ def split(
     ] = None,
     iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
     contiguous: Annotated[
-        bool, typer.Option("--contiguous", help="Equal shares of neighbouring rows, in the order of the file.")
+        bool, typer.Option("--contiguous", help="Equal shares of neighboring rows, in the order of the file.")
     ] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="a new one, printed")] = None,
     label: Label = None,

@@ -199,7 +199,7 @@ class FitOptions:
     relation: str | None = opt(
         None,
         NOISE,
-        "Which neighbours look alike; --unit row has the first two, --unit party the last two.",
+        "Which neighbors look alike; --unit row has the first two, --unit party the last two.",
         choices=("add-or-remove", "replace", "zero-out"),
         show_default="add-or-remove of rows, replace of parties",
     )
