@@ -117,7 +117,7 @@ def watch_server(clock: Clock) -> None:
     """What a round at the server is made of."""
     import os
 
-    from partsong.aggregation.plaintext import InTheOpen
+    from partsong.aggregation.plaintext import PlainReduction
     from partsong.engines import rounds
     from partsong.federation import signing as signatures
     from partsong.federation import wire
@@ -140,5 +140,5 @@ def watch_server(clock: Clock) -> None:
     clock.watch(state.ReleaseCounters, "keep", "journal")
     clock.watch(remote, "check_upload", "checks")
     clock.watch(rounds, "check_sum", "checks")
-    clock.watch(InTheOpen, "hear total", MATHEMATICS)
+    clock.watch(PlainReduction, "hear total", MATHEMATICS)
     clock.watch(SharedSums, "finish metrics", MATHEMATICS)

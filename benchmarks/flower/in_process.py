@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.alignment import Assignment, Sinkhorn
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Message, Plan, Schedule, Shard
 from partsong.core.streams import key
@@ -85,7 +85,7 @@ def share_of_alignment(rows: int, steps: int, align: Any, quick: bool) -> dict[s
     )
     seconds, aligning, aggregating = [], [], []
     for done in Sequential().run(
-        program, parties_of(count, rows, columns, rank), Schedule(4, 1), reduction=InTheOpen()
+        program, parties_of(count, rows, columns, rank), Schedule(4, 1), reduction=PlainReduction()
     ):
         if done.index > 1:  # nothing is pulled in the first, and the second compiles nothing any more
             seconds.append(done.seconds)
@@ -102,12 +102,12 @@ def parallel_round(rows: int, steps: int, cores: int, quick: bool) -> dict[str, 
     rank, columns, count = (5, 60, 4) if quick else (20, 784, 50)
     shards = parties_of(count, rows, columns, rank)
     program = build("fnmf-local", rank, local_steps=steps, align="assignment")
-    running = Parallel(cores).run(program, shards, Schedule(8, 1), reduction=InTheOpen())
+    running = Parallel(cores).run(program, shards, Schedule(8, 1), reduction=PlainReduction())
     point = next(running).checkpoint
     rounds, alone = [], []
     for done in running:
         rounds.append(done.seconds)
-        with runtime.kernels_on(1):
+        with runtime.limit_kernel_threads(1):
             began = time.perf_counter()
             for shard in shards:
                 program.local(shard, point.parties[shard.name], point.model)
@@ -123,7 +123,7 @@ def memory_over_rounds(quick: bool) -> dict[str, float]:
     shards = parties_of(count, 100, 500, 20)
     program = build("fnmf-local", 20, local_steps=10, align="assignment")
     held, began = [], time.perf_counter()
-    for _ in Parallel().run(program, shards, Schedule(rounds, 1), reduction=InTheOpen()):
+    for _ in Parallel().run(program, shards, Schedule(rounds, 1), reduction=PlainReduction()):
         held.append(_resident())
     data = sum(shard.matrix.stored * shard.matrix.dtype.itemsize for shard in shards) / 1e6
     seconds = time.perf_counter() - began

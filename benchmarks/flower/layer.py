@@ -64,7 +64,7 @@ def work(message, context):  # type: ignore[no-untyped-def]
     program, shard, state = known.get("party") or _party(context)
     data, wanted = bytes(message.content["about"]["whole"]), _wanted(message)
     H = np.frombuffer(data[: 8 * RANK * COLUMNS]).reshape(RANK, COLUMNS)
-    with threads.kernels_on(1):
+    with threads.limit_kernel_threads(1):
         state, upload = program.local(shard, state, _model(H))
     known["party"] = program, shard, state
     sent = b"".join(np.ascontiguousarray(upload[name]).tobytes() for name in sorted(upload.arrays))

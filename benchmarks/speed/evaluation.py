@@ -48,7 +48,7 @@ class Problem:
 
     def weights(self, H: Any) -> np.ndarray:
         """W ≥ 0 fitted to H: for methods that learn H from a stream and hold no W."""
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             return SquaredError().solve_rows(self._matrix, self._matrix.native(np.ascontiguousarray(np.asarray(H).T)))
 
     def random_start(self, seed: int) -> tuple[np.ndarray, np.ndarray]:

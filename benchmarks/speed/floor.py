@@ -27,7 +27,7 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
     The products count with the cheaper of the two ways. One pass also forms WᵀW, which is not a product with X.
     """
     matrix = as_matrix(problem.X)
-    with runtime.kernels_on(n_threads):
+    with runtime.limit_kernel_threads(n_threads):
         start = random_beginning(matrix, problem.rank, np.random.default_rng(0))
     one_sweep = CoordinateDescent(sweeps=1)
     kinds = {
@@ -45,7 +45,7 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
             done = next(rounds)
             times[name].append(time.perf_counter() - began)
         W, H = factors(done)
-        with runtime.kernels_on(n_threads):
+        with runtime.limit_kernel_threads(n_threads):
             for name, products in _products(matrix, W, np.ascontiguousarray(H.T)).items():
                 began = time.perf_counter()
                 products()

@@ -109,7 +109,7 @@ def _timed(
     for turn in range(repeats + 1):
         for name, game in games.items():
             for count in counts:
-                with runtime.kernels_on(count):
+                with runtime.limit_kernel_threads(count):
                     began = time.perf_counter()
                     game.sweep(cells, Standing(W, Ht), 0, miss=1.0, draw=np.random.default_rng(turn))
                     if turn:  # the first compiles

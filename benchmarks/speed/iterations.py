@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Checkpoint, Round, Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.methods.exact import SharedSums
@@ -23,7 +23,7 @@ def iterate(
     server, model = program.start_from(start.Ht)
     begin = Checkpoint(0, {PARTY: RowState(start.W)}, server, model)
     schedule = Schedule(most, kernel_threads=threads)
-    return Sequential().run(program, [Shard(PARTY, matrix)], schedule, reduction=InTheOpen(), resume=begin)
+    return Sequential().run(program, [Shard(PARTY, matrix)], schedule, reduction=PlainReduction(), resume=begin)
 
 
 def factors(done: Round) -> tuple[Any, Any]:

@@ -94,7 +94,7 @@ def measure(
 
 def _curve(X: Any, rank: int, setting: Setting, seed: int, n_threads: int, seconds: float) -> Run:
     """Every iteration of a run; the start is the one of NMF and is not counted, being the same for all settings."""
-    with runtime.kernels_on(n_threads):
+    with runtime.limit_kernel_threads(n_threads):
         start = anchors(X, rank, np.random.default_rng(seed))
     points, best, best_at = [], -math.inf, 0
     began = time.perf_counter()

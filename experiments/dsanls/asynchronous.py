@@ -22,7 +22,7 @@ import numpy as np
 from experiments.dsanls.datasets import QUICK, SETS
 from experiments.dsanls.secure import ASYNCHRONOUS, METHODS
 from partsong import kernels
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept: list[tuple[float, np.ndarray, tuple[str, ...]]] = []
     comm.Barrier()
     began = time.perf_counter()
-    for done in engine.run(program, own, Schedule(several, chosen.seed), reduction=InTheOpen()):
+    for done in engine.run(program, own, Schedule(several, chosen.seed), reduction=PlainReduction()):
         if comm.Get_rank() == 0 and program.turn(done.model).ends_round and done.checkpoint.server is not None:
             H = np.array(program.components(done.checkpoint.server))
             kept.append((time.perf_counter() - began, H, done.participants))

@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.dsanls.datasets import QUICK, SETS
 from partsong import kernels
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix, Round, Schedule, Shard
 from partsong.data.conversion import as_matrix
@@ -91,13 +91,13 @@ def curve(make: Callable[[int], Any], matrix: Matrix, rank: int, seconds: float,
     per_iteration = 2 if isinstance(program, SketchExchange) else 1
     points: list[list[float]] = []
     clock, due = 0.0, 0.0
-    rounds = Sequential().run(program, [Shard("all", matrix)], Schedule(FOREVER, seed), reduction=InTheOpen())
+    rounds = Sequential().run(program, [Shard("all", matrix)], Schedule(FOREVER, seed), reduction=PlainReduction())
     began = time.monotonic()
     for done in rounds:
         clock += done.seconds
         is_over = clock >= seconds or time.monotonic() - began > 6 * seconds + 60
         if (done.index + 1) % per_iteration == 0 and (clock >= due or is_over):
-            with runtime.kernels_on(runtime.available()):
+            with runtime.limit_kernel_threads(runtime.available_threads()):
                 points.append([(done.index + 1) // per_iteration, clock, error_of(matrix, done)])
             due = clock * LATER
             if is_over:

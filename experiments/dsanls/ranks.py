@@ -22,7 +22,7 @@ from typing import Any
 
 from experiments.dsanls.curves import CONTESTANTS
 from experiments.dsanls.datasets import QUICK, SETS
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.blocks import two_sided_blocks
 from partsong.data.conversion import as_matrix
@@ -60,7 +60,7 @@ def work_at_rank(name: str, method: str, rank: int, iterations: int) -> None:
     taken: list[float] = []
     engine = Mpi(reduce="all-reduce")
     began = time.perf_counter()
-    for done in engine.run(program, [shard], Schedule(several * (iterations + 3)), reduction=InTheOpen()):
+    for done in engine.run(program, [shard], Schedule(several * (iterations + 3)), reduction=PlainReduction()):
         if (done.index + 1) % several == 0:
             taken.append(time.perf_counter() - began)
             began = time.perf_counter()
@@ -97,7 +97,7 @@ def in_process(name: str, method: str, rank: int, iterations: int) -> float:
     several, taken = per_iteration(program), []
     began = time.perf_counter()
     rounds = Sequential().run(
-        program, [Shard("all", matrix)], Schedule(several * (iterations + 3)), reduction=InTheOpen()
+        program, [Shard("all", matrix)], Schedule(several * (iterations + 3)), reduction=PlainReduction()
     )
     for done in rounds:
         if (done.index + 1) % several == 0:
@@ -129,7 +129,7 @@ def counted(name: str, method: str, rank: int) -> list[dict[str, float]]:
         program = CONTESTANTS[method](rank)
         shards = [Shard(f"r{i:02d}", block) for i, block in enumerate(two_sided_blocks(X, ranks))]
         several = per_iteration(program)
-        rounds = list(Sequential().run(program, shards, Schedule(3 * several), reduction=InTheOpen()))
+        rounds = list(Sequential().run(program, shards, Schedule(3 * several), reduction=PlainReduction()))
         sent = sum(max(done.bytes_up.values()) for done in rounds[-several:])
         table.append({"ranks": ranks, "bytes": float(sent), "flops": operations(method, n, m, stored, rank, ranks)})
     return table

@@ -25,7 +25,7 @@ import numpy as np
 
 from experiments.dsanls.datasets import QUICK, SETS
 from partsong import kernels
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Message, Round, Schedule, Shard
 from partsong.core.streams import key, stream
@@ -127,7 +127,7 @@ def iterations_in(program: Timed, pieces: int) -> int:
 
 def rounds_of(method: str, program: Timed, shards: Sequence[Shard], seed: int) -> Iterator[tuple[Round, float]]:
     """Exchanges with the virtual seconds of each."""
-    schedule, reduction = Schedule(FOREVER, seed), InTheOpen()
+    schedule, reduction = Schedule(FOREVER, seed), PlainReduction()
     if method in SYNCHRONOUS:
         for done in Sequential().run(program, shards, schedule, reduction=reduction):
             yield done, LATENCY + max(times[-1] for times in program.taken.values())
@@ -150,7 +150,7 @@ def curve(method: str, rule: Any, shards: Sequence[Shard], rank: int, seconds: f
         clock += taken
         if is_whole(program, done) and (clock >= due or clock >= seconds):
             iterations = iterations_in(program, max(len(times) for times in program.taken.values()))
-            with runtime.kernels_on(runtime.available()):
+            with runtime.limit_kernel_threads(runtime.available_threads()):
                 points.append([iterations, clock, error_of(program, shards, done)])
             due = clock * LATER
             if clock >= seconds:

@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind, make in (("idealised", idealised), ("realistic", realistic)):
         for parties, rank, columns in cases:
             title = f"{kind}: {parties} parties, {rank} × {columns}"
-            with runtime.kernels_on(1):
+            with runtime.limit_kernel_threads(1):
                 found[title] = {
                     name: [measured(method, make(parties, rank, columns, seed)) for seed in range(chosen.seeds)]
                     for name, method in METHODS.items()

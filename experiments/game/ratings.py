@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     records = []
     for name in chosen.sets.split(","):
         whole = ratings(SETS[name])
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
                 for record in runs(name, whole, seed, [int(k) for k in chosen.ranks.split(",")], chosen.sweeps):
                     records.append(record)

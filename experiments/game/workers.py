@@ -19,7 +19,7 @@ import numpy as np
 from experiments.game.runs import error_of, parser_of, planted, rounded, start, write_lines
 from experiments.shared.datasets import path_of
 from experiments.shared.synthetic import gamma_factors
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix, Schedule, Shard
 from partsong.core.streams import stream
@@ -56,7 +56,7 @@ def seconds_of(matrix: Matrix, number: int, sweeps: int) -> list[float]:
     draw, game, taken = stream(0, "begin"), Game(Stratified()), []
     W, Ht = (draw.random((side, RANK)).astype(np.float32) for side in matrix.shape)
     standing = Standing(W, Ht)
-    with runtime.kernels_on(number):
+    with runtime.limit_kernel_threads(number):
         for sweep in range(sweeps + 1):
             began = time.perf_counter()
             standing = game.sweep(matrix, standing, sweep)
@@ -108,7 +108,7 @@ def counted(rows: int, columns: int, rank: int) -> Iterator[dict[str, Any]]:
     X = gamma_factors(rows, columns, rank, stream(0, "counted")).X
     for parties in WORKERS:
         shards = [Shard(f"{p:02d}", as_matrix(part)) for p, part in enumerate(np.array_split(X, parties))]
-        rounds = list(Sequential(record=True).run(PlayInStrata(rank), shards, Schedule(parties), reduction=InTheOpen()))
+        rounds = list(Sequential(record=True).run(PlayInStrata(rank), shards, Schedule(parties), reduction=PlainReduction()))
         uploads = [message for done in rounds for who, _, message in done.traffic if who != "server"]
         sizes = [int(np.prod(message["H"].shape)) for message in uploads]
         yield {

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, issparse, load_npz
 
 from experiments.shared.datasets import DATASETS, path_of
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.exact_sums import from_differences
 from partsong.attacks.findings import rows_within
 from partsong.attacks.membership import auc_of, membership
@@ -60,7 +60,7 @@ def recorded(parts: Sequence[Any], rank: int, rounds: int, seed: int, *, masked:
     """Run `exact` on these parts (rows × columns) and record it; the rows of all parties are kept as truth."""
     program = build("exact", rank, local_steps=3)
     shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate(parts)]
-    reduction = SecureSum() if masked else InTheOpen()
+    reduction = SecureSum() if masked else PlainReduction()
     done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=reduction)
     truth = {f"p{i}": dense(part) for i, part in enumerate(parts)}
     return RecordedRun([each.traffic for each in done], program, Layout.of(shards, seed), reduction, truth=truth)
@@ -433,7 +433,7 @@ def factor_tests(seed: int, name: str, members: int = MEMBERS, most: float = 1.5
     shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate((X, others))]
     rounds = round(most * members / 10)
     program = build("fedavg", 10, local_steps=10)
-    run = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
+    run = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=PlainReduction())
     sent = [numbers(message["H"]) for done in run for party, _, message in done.traffic if party == VICTIM]
     rows, is_member = np.vstack([dense(X), dense(strangers)]), np.arange(2 * members) < members
     for share in SHARES[1:]:

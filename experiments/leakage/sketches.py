@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.moment import row_span, unit_of
 from partsong.attacks.reconstruction import equations, linear_rows, sparse_rows
 from partsong.attacks.runner import attack
@@ -72,7 +72,7 @@ def small_party(seed: int, name: str, program: Program, rows: int, density: floa
     parts = parties(seed, rows, density)
     shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate(parts)]
     rounds = 2 * len(shards) if name == "game" else 5
-    done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
+    done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=PlainReduction())
     truth = {"p0": parts[0]}
     found = attack([each.traffic for each in done], program, Layout.of(shards, seed), truth=truth)
     errors = {finding.array: finding.error for finding in found if finding.party == "p0" and finding.error is not None}
@@ -108,7 +108,7 @@ def span_of_sums(seed: int, rows: int, rounds: int) -> dict[str, Any]:
     X, strangers = (draw.gamma(0.5, size=(n, 10)) @ H + 0.1 * draw.random((n, 500)) for n in (rows, 20))
     shards = [Shard(f"p{i}", as_matrix(part)) for i, part in enumerate(np.array_split(X, 4))]
     program = build("exact", 10, local_steps=5)
-    done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
+    done = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=PlainReduction())
     sums = [np.sum([message["cross"] for _, _, message in each.traffic], axis=0) for each in done]
     span = row_span(sums, min(rows, 10 * rounds), unit_of("float64"))
     assert span is not None

@@ -21,7 +21,7 @@ from experiments.shared.datasets import DATASETS
 from experiments.shared.federations import shards_of, shares_iid
 from experiments.shared.metrics import distances, rmsd_sum
 from experiments.shared.synthetic import block_federation
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import stream
 from partsong.engines.local import Sequential
@@ -105,7 +105,7 @@ def _model(trial: Trial, shards: Sequence[Shard]) -> Any:
         "printed": printed_program, "free": free_program, "parties": party_program, "rows": row_program,
     }  # fmt: skip
     program, rounds = make[trial.purpose](trial.method, trial.rank, trial.setting, trial.seed)
-    for done in Sequential().run(program, shards, Schedule(rounds, trial.seed), reduction=InTheOpen()):
+    for done in Sequential().run(program, shards, Schedule(rounds, trial.seed), reduction=PlainReduction()):
         last = done
     return program.components(last.checkpoint.server)
 

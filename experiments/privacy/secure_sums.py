@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.federations import shards_of
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule
 from partsong.engines.local import Sequential
 from partsong.methods import build
@@ -61,9 +61,9 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
     draw = np.random.default_rng(turn)
     shards = shards_of([draw.random((ROWS, COLUMNS)) for _ in range(parties)], turn)
     masks = SecureSum()
-    reduction = Timed(masks if is_masked else InTheOpen())
+    reduction = Timed(masks if is_masked else PlainReduction())
     silent = {shard.name: 2 for shard in sorted(shards, key=lambda shard: shard.name)[:dropped]}
-    schedule, program, sums = Schedule(2, turn, silent={1: silent}), build("fedavg", RANK, local_steps=1), []
+    schedule, program, sums = Schedule(2, turn, dropouts={1: silent}), build("fedavg", RANK, local_steps=1), []
     for done in Sequential().run(program, shards, schedule, reduction=reduction):
         stays = next(name for name in reversed(done.participants) if name not in silent)
         seconds = (reduction.seconds["party"] / parties, reduction.seconds["server"])

@@ -21,7 +21,7 @@ from experiments.privacy.methods import METHODS, Setting, free_program, printed_
 from experiments.privacy.runs import Trial, matrices_of
 from experiments.shared.federations import shards_of
 from partsong.aggregation.alignment import Assignment
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.engines.local import Sequential
 
@@ -68,7 +68,7 @@ def grown(method: str, epsilon: float, seed: int, steps: int = 100, rank: int = 
     program, rounds = printed_program(method, rank, Setting("gaussian", epsilon, steps=steps), seed)
     sizes = [
         float(np.median([np.linalg.norm(party.Ht) for party in done.checkpoint.parties.values()]))
-        for done in Sequential().run(program, shards, Schedule(rounds, seed), reduction=InTheOpen())
+        for done in Sequential().run(program, shards, Schedule(rounds, seed), reduction=PlainReduction())
     ]
     return {"method": method, "seed": seed, "epsilon": epsilon, "sizes": [round(size, 2) for size in sizes]}
 

@@ -11,7 +11,7 @@ from experiments.shared.metrics import distances, rmsd_sum
 from experiments.shared.names import INIT_MODES
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn, Sinkhorn
 from partsong.aggregation.linear import Mean
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Round, Schedule, Shard
 from partsong.core.streams import key, stream
@@ -158,7 +158,7 @@ def _exact(rank: int) -> Any:
 
 
 def _rounds(program: Any, shards: Sequence[Shard], rounds: int, seed: int) -> Iterator[tuple[Round, Any]]:
-    for done in Parallel().run(program, shards, Schedule(rounds, seed), reduction=InTheOpen()):
+    for done in Parallel().run(program, shards, Schedule(rounds, seed), reduction=PlainReduction()):
         yield done, program.components(done.checkpoint.server)
 
 
@@ -173,7 +173,7 @@ def _measured(rounds: Iterator[tuple[Round, Any]], program: Any, shards: Sequenc
 
 
 def _rmsd_sum(shards: Sequence[Shard], H: Any, program: Any) -> float:
-    with runtime.kernels_on(runtime.available()):
+    with runtime.limit_kernel_threads(runtime.available_threads()):
         return rmsd_sum(shards, distances(shards, H, program.solver))
 
 

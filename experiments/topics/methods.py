@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from partsong import kernels
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Round, Schedule, Shard
 from partsong.core.streams import key
@@ -95,12 +95,12 @@ def _by_sklearn(method: str, rows: Mapping[str, csr_matrix], rank: int, own: Set
     else:
         model = NMF(rank, max_iter=NMF_PASSES, random_state=seed)
     began = time.perf_counter()
-    with runtime.kernels_on(1), _unconverged():
+    with runtime.limit_kernel_threads(1), _unconverged():
         model.fit(X)
     seconds = time.perf_counter() - began
 
     def fitted(asked: csr_matrix) -> np.ndarray:
-        with runtime.kernels_on(1), _unconverged():
+        with runtime.limit_kernel_threads(1), _unconverged():
             return np.asarray(model.transform(asked))
 
     def weights(given: Mapping[str, csr_matrix]) -> Mapping[str, np.ndarray]:
@@ -137,7 +137,7 @@ class _Federation:
         schedule = Schedule(rounds, self.seed, absent=absent)
         sent, spent = 0, 0.0
         began = time.perf_counter()
-        for done in Sequential().run(program, self.shards, schedule, reduction=InTheOpen()):
+        for done in Sequential().run(program, self.shards, schedule, reduction=PlainReduction()):
             spent += time.perf_counter() - began
             sent += sum(done.bytes_up.values()) + done.bytes_down * len(done.participants)
             learned = self._learned(program, done, sent, spent)
@@ -177,7 +177,7 @@ class _Federation:
         pooled = self.method in CENTRALISED
 
         def fitted(asked: csr_matrix) -> np.ndarray:
-            with runtime.kernels_on(1):
+            with runtime.limit_kernel_threads(1):
                 if isinstance(program, FederatedLDA):
                     return np.asarray(program.weights(server, as_matrix(asked)))
                 return np.asarray(program.solver.solve_rows(as_matrix(asked), np.ascontiguousarray(H.T)))
@@ -186,7 +186,7 @@ class _Federation:
             if not self.method.endswith(MI):
                 return {name: fitted(own) for name, own in given.items()}
             made = {name: self._shard(name, own) for name, own in given.items()}
-            with runtime.kernels_on(1):
+            with runtime.limit_kernel_threads(1):
                 return {name: _told(program.refreshed(one, TopicParty(), done.model)) for name, one in made.items()}
 
         seen = [s.information for s in states.values() if isinstance(s, TopicParty) and s.rounds]

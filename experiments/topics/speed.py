@@ -94,7 +94,7 @@ def main() -> None:
     X = titles()
     shards = shards_of(X, asked.parties)
     print(f"{X.shape[0]} titles, {X.shape[1]} words, {X.nnz} counts, {asked.parties} parties, k={asked.topics}")
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         for name, information in CASES.items():
             program = TopicRounds(asked.topics, Descent(1, asked.batch, 0.05, information=information))
             _, model = program.start_server(Layout.of(shards, 0))

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
 import partsong
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.blocks import block_range
@@ -44,7 +44,7 @@ def played_in_one_process(X, n, game, take=as_matrix):
     blocks = [X[slice(*block_range(X.shape[0], n, rank))] for rank in range(n)]
     shards = [Shard(name, take(block), key(3, "secret", name)) for name, block in zip(names, blocks, strict=True)]
     program = PlayInStrata(4, game)
-    *_, last = Sequential().run(program, shards, Schedule(SWEEPS * n, 3), reduction=InTheOpen())
+    *_, last = Sequential().run(program, shards, Schedule(SWEEPS * n, 3), reduction=PlainReduction())
     H = program.components(last.checkpoint.server)
     done = complete(program.solver, shards, np.ascontiguousarray(H.T), rescale=True)
     return done.H, done.relative_error

@@ -9,7 +9,7 @@ import pytest
 
 import partsong
 from partsong.cli import fit_session
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.training import centralized
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals to oneself are a POSIX affair")
@@ -28,7 +28,7 @@ def press():
 
 
 def test_the_first_is_held_back_and_the_second_is_not(capsys):
-    with held("wait") as pressed:
+    with graceful_interrupt("wait") as pressed:
         press()
         assert pressed.count == 1
         with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from partsong import federation
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.errors import FileError, FormatError, ParameterError, SiteRefused
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
@@ -81,7 +81,7 @@ def test_plain_values_make_the_same_experiment_at_a_site():
     assert told == experiment
     assert told.program(3) == build("syn-ssd-uv", 5, local_steps=4) == experiment.program(3)
     assert told.schedule(3).rounds == build("syn-ssd-uv", 5, local_steps=4).exchanges(3, 3)
-    assert isinstance(told.reduction(3), InTheOpen)
+    assert isinstance(told.reduction(3), PlainReduction)
 
 
 @pytest.mark.parametrize(

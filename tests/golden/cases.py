@@ -39,7 +39,7 @@ from method_tables import (
 
 import partsong
 from partsong.aggregation.alignment import ALIGNMENTS
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.blocks import two_sided_blocks
@@ -233,7 +233,7 @@ def run(name: str, engine: object = Sequential(), own: slice = slice(None)) -> n
     program = {**PROGRAMS, **ARRIVALS}[plain]
     shards = two_sided_shards() if plain == "dsanls" else row_shards()
     rounds = ROUNDS * N_PARTIES if plain in ARRIVALS else rounds_of(program)
-    reduction = InTheOpen() if name == plain else MASKS
+    reduction = PlainReduction() if name == plain else MASKS
     *_, last = engine.run(program, shards[own], Schedule(rounds, SEED), reduction=reduction)
     return np.asarray(program.components(last.checkpoint.server))
 

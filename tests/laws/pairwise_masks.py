@@ -29,13 +29,13 @@ class PairwiseMasks:
         if not isinstance(aggregation, Reducible):
             raise CompositionError("needs a sum")
 
-    def enrol(self, party, secret, layout):
+    def setup_party(self, party, secret, layout):
         return {"party": party, "secret": key(secret, "mask") % PRIME, "sums": 0}
 
-    def begin(self, standing, upload, aggregation, occasion):
-        return {**standing, "lifted": aggregation.lift(upload), "round": occasion.index}
+    def start(self, standing, upload, aggregation, context):
+        return {**standing, "lifted": aggregation.lift(upload), "round": context.index}
 
-    def send(self, phase, state, heard):
+    def client_step(self, phase, state, heard):
         if phase == 0:
             public = pow(3, state["secret"], PRIME)
             return state, Message({"key": np.frombuffer(public.to_bytes(16, "little"), np.uint8)})
@@ -59,13 +59,13 @@ class PairwiseMasks:
         sign = 1.0 if party < other else -1.0
         return {name: sign * draw.standard_normal(array.shape) for name, array in state["lifted"].arrays.items()}
 
-    def rest(self, state):
+    def finish_party(self, state):
         return {"party": state["party"], "secret": state["secret"], "sums": state["sums"] + 1}
 
-    def first(self, state, occasion):
+    def first_phase(self, state, context):
         return 0
 
-    def hear(self, phase, inbox, state, occasion):
+    def server_step(self, phase, inbox, state, context):
         if phase == 0:
             return None, Message({name: message["key"] for name, message in inbox.items()})
         total = inbox[min(inbox)]
@@ -76,5 +76,5 @@ class PairwiseMasks:
         arrays = {name: array - total[name] for name, array in state[0].arrays.items()}
         return (Message(arrays, state[0].weight), state[1]), Message({})
 
-    def total(self, state, aggregation, occasion):
+    def result(self, state, aggregation, context):
         return None, aggregation.lower(state[0]), state[1]

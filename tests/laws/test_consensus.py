@@ -12,7 +12,7 @@ from pairwise_masks import PairwiseMasks
 from partsong.aggregation.alignment import Assignment, PartialAssignment, Sinkhorn
 from partsong.aggregation.barycenter import FixedPoint, FromPrevious
 from partsong.aggregation.linear import AlignedMean, Mean
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, Reducible, Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -53,7 +53,7 @@ def shards_of(X, parties=3, seed=7):
     ]
 
 
-def run(program, shards, rounds=4, engine=Sequential(), reduction=InTheOpen(), **more):
+def run(program, shards, rounds=4, engine=Sequential(), reduction=PlainReduction(), **more):
     return list(engine.run(program, shards, Schedule(rounds, 3, **more), reduction=reduction))
 
 
@@ -64,7 +64,7 @@ def test_engines_agree_and_runs_go_on_bit_for_bit(name):
     parallel = run(program, shards[::-1], engine=Parallel(3))
     for one, other in zip(whole, parallel, strict=True):
         assert_array_equal(one.model["H"], other.model["H"])
-    rest = Sequential().run(program, shards, Schedule(4, 3), reduction=InTheOpen(), resume=whole[1].checkpoint)
+    rest = Sequential().run(program, shards, Schedule(4, 3), reduction=PlainReduction(), resume=whole[1].checkpoint)
     for one, other in zip(whole[2:], rest, strict=True):
         assert_array_equal(one.model["H"], other.model["H"])
 

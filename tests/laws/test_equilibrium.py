@@ -170,7 +170,7 @@ def test_threads_change_nothing(monkeypatch):
     matrix = observed(with_gaps(X, known))
     alone = equilibrium(matrix, W, H)
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
-    with runtime.kernels_on(3):
+    with runtime.limit_kernel_threads(3):
         shared = equilibrium(matrix, W, H)
     assert_array_equal(shared.row_gains, alone.row_gains)
     assert_array_equal(shared.column_gains, alone.column_gains)

@@ -12,7 +12,7 @@ import pytest
 from method_tables import METHODS, SENDS_H
 from typer.testing import CliRunner
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.findings import NO_GUARANTEE, PartyFindings, verdict_of
 from partsong.attacks.runner import RecordedRun, findings
 from partsong.attacks.transcript import of_party, replayed, transcript
@@ -49,7 +49,7 @@ def recorded(program, parts, exchanges, seed=3):
     """The layout of a run, its rounds, and its exchanges with the models that were answered."""
     shards = shards_of(parts)
     engine = Sequential(record=True)
-    rounds = list(engine.run(program, shards, Schedule(exchanges, seed), reduction=InTheOpen()))
+    rounds = list(engine.run(program, shards, Schedule(exchanges, seed), reduction=PlainReduction()))
     layout = Layout.of(shards, seed)
     return layout, rounds, transcript([done.traffic for done in rounds], program, layout, asynchronous=False)
 

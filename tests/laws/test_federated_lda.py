@@ -13,7 +13,7 @@ from scipy.special import psi
 from sklearn.decomposition import LatentDirichletAllocation
 from test_programs import shards_of
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.data.conversion import as_matrix
@@ -45,7 +45,7 @@ def split(X, cuts=CUTS):
     return [Shard(f"p{i:02d}", as_matrix(part), 1000 + i) for i, part in enumerate(parts)]
 
 
-def run(program, shards, rounds=5, engine=Sequential(), reduction=InTheOpen(), **kwargs):
+def run(program, shards, rounds=5, engine=Sequential(), reduction=PlainReduction(), **kwargs):
     return list(engine.run(program, shards, Schedule(rounds, 3, **kwargs), reduction=reduction))
 
 
@@ -213,7 +213,7 @@ def test_engines_agree_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert_array_equal(totals(run(program, split(X), 4, Parallel(2))), totals(whole))
     write_state(tmp_path / "point", whole[1].checkpoint)
     point = read_state(tmp_path / "point")
-    rest = list(Sequential().run(program, split(X), Schedule(4, 3), reduction=InTheOpen(), resume=point))
+    rest = list(Sequential().run(program, split(X), Schedule(4, 3), reduction=PlainReduction(), resume=point))
     assert_array_equal(totals(rest), totals(whole))
 
 

@@ -151,7 +151,7 @@ def test_stratified_play_is_sequential_play_in_its_order_bit_for_bit(form, dtype
             there = play_list(pairs, X, W * dtype(scale), Ht / dtype(scale), meeting, known)
             seen = set()
             for count in (1, 2, 4):
-                with runtime.kernels_on(count):
+                with runtime.limit_kernel_threads(count):
                     (done,) = play(Game(order, step), matrix, W, Ht)
                 assert_array_equal(done.W, there[0] / dtype(scale))
                 assert_array_equal(done.Ht, there[1] * dtype(scale))

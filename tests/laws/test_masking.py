@@ -19,8 +19,8 @@ from test_programs import run as run_openly
 from test_sketched_consensus import program_of
 
 from partsong.aggregation.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
-from partsong.aggregation.plaintext import InTheOpen
-from partsong.core.interfaces import Layout, Message, Occasion, Reducible, Schedule, Shard
+from partsong.aggregation.plaintext import PlainReduction
+from partsong.core.interfaces import Layout, Message, ReductionContext, Reducible, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -65,7 +65,7 @@ class Played:
     """A sum as it went: what was sent and answered, and what is left in whose hands."""
 
     members: dict[str, Any]
-    occasion: Occasion
+    context: ReductionContext
     seats: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, Any] = field(default_factory=dict)
     secrets: dict[str, Secrets] = field(default_factory=dict)
@@ -101,31 +101,31 @@ class Play:
     def __call__(self, uploads, before=None, index=0, played=None):
         shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in uploads]
         layout = Layout.of(shards, 0)
-        members = before.members if before else {s.name: self.reduction.enrol(s.name, s.secret, layout) for s in shards}
+        members = before.members if before else {s.name: self.reduction.setup_party(s.name, s.secret, layout) for s in shards}
         done = played if played is not None else Played({}, None)
         names = self.asked or layout.parties
-        done.members, done.occasion = dict(members), Occasion(index, names, layout, Message({"H": np.ones(2)}))
+        done.members, done.context = dict(members), ReductionContext(index, names, layout, Message({"H": np.ones(2)}))
         for name in names:
-            done.seats[name] = self.reduction.begin(members[name], uploads[name], self.aggregation, done.occasion)
+            done.seats[name] = self.reduction.start(members[name], uploads[name], self.aggregation, done.context)
             done.drafts[name] = done.seats[name].draft
         done.desk, heard = before.desk if before else None, Message({})
-        for phase in range(self.reduction.first(done.desk, done.occasion), self.until):
+        for phase in range(self.reduction.first_phase(done.desk, done.context), self.until):
             inbox = {}
             for name in (n for n in names if phase < self.silent.get(n, len(PHASES))):
                 told = self.lie(phase, name, heard) if self.lie else heard
                 place = members[name].place
                 known = place.own if place and phase == UPLOAD and done.seats[name].dealer is None else {}
-                done.seats[name], inbox[name] = self.reduction.send(phase, done.seats[name], told)
+                done.seats[name], inbox[name] = self.reduction.client_step(phase, done.seats[name], told)
                 done.traffic.append((phase, name, inbox[name]))
                 if phase == KEYS:
                     done.dealers[name] = done.seats[name].dealer
                     done.secrets[name] = done.dealers[name].secrets[0]
                 done.secrets |= {name: known[index]} if known else {}
             inbox = self.change(phase, inbox) if self.change else inbox
-            done.desk, heard = self.reduction.hear(phase, inbox, done.desk, done.occasion)
+            done.desk, heard = self.reduction.server_step(phase, inbox, done.desk, done.context)
         if self.until == len(PHASES):
-            done.members |= {name: self.reduction.rest(seat) for name, seat in done.seats.items()}
-            done.desk, done.total, done.names = self.reduction.total(done.desk, self.aggregation, done.occasion)
+            done.members |= {name: self.reduction.finish_party(seat) for name, seat in done.seats.items()}
+            done.desk, done.total, done.names = self.reduction.result(done.desk, self.aggregation, done.context)
         return done
 
 
@@ -271,7 +271,7 @@ def test_masked_sums_of_every_recipe_are_the_open_ones_to_the_printed_error(name
     program, bounds = TABLE[name]
     reduction, X = SecureSum(**bounds), np.round(10 * data())
     rounds = list(
-        Sequential(record=True).run(program, shards_of(X, [20, 40, 60]), Schedule(3, 3), reduction=InTheOpen())
+        Sequential(record=True).run(program, shards_of(X, [20, 40, 60]), Schedule(3, 3), reduction=PlainReduction())
     )
     for done in rounds:
         uploads = {party: message for party, _, message in done.traffic}
@@ -377,7 +377,7 @@ def test_dropouts_in_each_phase_leave_the_sum_of_the_survivors(aggregation, phas
 def test_a_party_that_drops_out_of_a_run_is_left_out_and_comes_back():
     shards, program = shards_of(data(), [20, 40, 60]), build("exact", 4, local_steps=5)
     for phase in range(4):
-        schedule = Schedule(3, 3, silent={1: {"p01": phase}})
+        schedule = Schedule(3, 3, dropouts={1: {"p01": phase}})
         rounds = list(Sequential().run(program, shards, schedule, reduction=SecureSum()))
         everyone = ("p00", "p01", "p02", "p03")
         kept = everyone if phase > UPLOAD else ("p00", "p02", "p03")
@@ -425,10 +425,10 @@ def test_less_than_three_are_refused_wherever_they_are_counted():
     absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
     with pytest.raises(PartyError, match=r"Only 2 parties \(p00, p02\).*round 1.*Nothing was sent"):
         list(Sequential().run(program, shards, absent, reduction=SecureSum()))
-    silent = Schedule(2, 3, silent={1: {"p01": 2}})
+    silent = Schedule(2, 3, dropouts={1: {"p01": 2}})
     with pytest.raises(PartyError, match=r"phase 2.*2 of 3.*3 are needed.*'p01'"):
         list(Sequential().run(program, shards, silent, reduction=SecureSum()))
-    later = Schedule(2, 3, silent={1: {"p01": UNMASKING}})
+    later = Schedule(2, 3, dropouts={1: {"p01": UNMASKING}})
     rounds = list(Sequential().run(program, shards, later, reduction=SecureSum()))
     assert rounds[1].participants == ("p00", "p01", "p02"), "it is in the sum, and two can remove the masks"
 
@@ -580,8 +580,8 @@ class Liar:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def begin(self, standing, upload, aggregation, occasion):
-        seat = self.inner.begin(standing, upload, aggregation, occasion)
+    def start(self, standing, upload, aggregation, context):
+        seat = self.inner.start(standing, upload, aggregation, context)
         if standing.party != "p001":
             return seat
         return replace(seat, draft=replace(seat.draft, vector=self.lie(seat.draft.vector.copy())))
@@ -814,7 +814,7 @@ def answers_to(played, lists):
     said = {}
     for name, survivors in lists.items():
         heard = Message({"survivors": names_as_array(survivors)}, 0.0)
-        _, message = SecureSum().send(UNMASKING, played.seats[name], heard)
+        _, message = SecureSum().client_step(UNMASKING, played.seats[name], heard)
         said[name] = (tuple(survivors), message["body"].tobytes())
     return said
 
@@ -930,12 +930,12 @@ def test_parties_of_different_sums_do_not_answer_for_each_other(what):
     before, played = Play(reduction)(uploads), Played({}, None)
     Play(reduction, until=UPLOAD)(uploads, before=before, index=1, played=played)
     names = names_of(6)[:5]
-    others = replace(played.occasion, participants=tuple(names))
-    other = others if what == "participants" else replace(played.occasion, model=Message({"H": np.zeros(2)}))
+    others = replace(played.context, participants=tuple(names))
+    other = others if what == "participants" else replace(played.context, model=Message({"H": np.zeros(2)}))
     for name in names:
-        occasion = other if name in names[:2] else played.occasion
-        seat = reduction.begin(before.members[name], uploads[name], Sum(), occasion)
-        played.seats[name], _ = reduction.send(UPLOAD, seat, Message({}))
+        context = other if name in names[:2] else played.context
+        seat = reduction.start(before.members[name], uploads[name], Sum(), context)
+        played.seats[name], _ = reduction.client_step(UPLOAD, seat, Message({}))
     said = answers_to(played, dict.fromkeys(names[:2] + names[3:], names))
     assert not read_by_a_liar(played, said), "four were shown this list, for two different sums"
     said = answers_to(played, dict.fromkeys(names[1:], names))
@@ -945,13 +945,13 @@ def test_parties_of_different_sums_do_not_answer_for_each_other(what):
 def test_a_server_that_asks_twice_is_refused():
     played = at_the_list(5)
     reduction, seat = SecureSum(), played.seats["p000"]
-    seat, _ = reduction.send(UNMASKING, seat, other_list(Message({})))
+    seat, _ = reduction.client_step(UNMASKING, seat, other_list(Message({})))
     for phase in (*range(4), 4, 9, -1):
         with pytest.raises(PartyError, match=rf"'p000'.*phase {phase} out of turn.*both secrets"):
-            reduction.send(phase, seat, other_list(Message({}), "p004"))
-    fresh = reduction.begin(played.members["p000"], uploads_of(5)["p000"], Sum(), played.occasion)
+            reduction.client_step(phase, seat, other_list(Message({}), "p004"))
+    fresh = reduction.start(played.members["p000"], uploads_of(5)["p000"], Sum(), played.context)
     with pytest.raises(PartyError, match=r"'p000', phase 2 .*has no keys for this sum.*Nothing was sent"):
-        reduction.send(UPLOAD, fresh, Message({}))
+        reduction.client_step(UPLOAD, fresh, Message({}))
 
 
 @pytest.mark.parametrize(
@@ -965,7 +965,7 @@ def test_a_server_that_asks_twice_is_refused():
 )
 def test_a_party_answers_no_list_that_would_single_somebody_out(listed, words):
     with pytest.raises(PartyError, match=words):
-        SecureSum().send(UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
+        SecureSum().client_step(UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
 
 
 def revealed_in(played):
@@ -1229,17 +1229,17 @@ def test_who_was_not_in_the_set_up_is_not_summed_with_those_who_were():
     """The server cannot have it otherwise: whom a party has no keys of, it does not mask with."""
     reduction, uploads, names = SecureSum(), uploads_of(5), tuple(names_of(5))
     before = Play(reduction, asked=names[:4])(uploads)
-    occasion = replace(before.occasion, index=1, participants=names)
-    assert reduction.first(before.desk, occasion) == KEYS
-    seat = reduction.begin(before.members["p000"], uploads["p000"], Sum(), occasion)
+    context = replace(before.context, index=1, participants=names)
+    assert reduction.first_phase(before.desk, context) == KEYS
+    seat = reduction.start(before.members["p000"], uploads["p000"], Sum(), context)
     with pytest.raises(PartyError, match=r"'p004', phase 2 .*cannot be in a sum with 'p000' without a set-up"):
-        reduction.send(UPLOAD, seat, Message({}))
-    few = replace(occasion, participants=names[:3])
-    assert reduction.first(before.desk, few) == UPLOAD
-    assert reduction.first(before.desk, replace(few, index=16)) == KEYS
-    assert reduction.first(before.desk, replace(few, index=0)) == KEYS, "each once"
+        reduction.client_step(UPLOAD, seat, Message({}))
+    few = replace(context, participants=names[:3])
+    assert reduction.first_phase(before.desk, few) == UPLOAD
+    assert reduction.first_phase(before.desk, replace(few, index=16)) == KEYS
+    assert reduction.first_phase(before.desk, replace(few, index=0)) == KEYS, "each once"
     other = replace(few, layout=replace(few.layout, seed=8))
-    assert reduction.first(before.desk, other) == KEYS
+    assert reduction.first_phase(before.desk, other) == KEYS
 
 
 def test_a_roster_is_pinned_or_learnt_once():
@@ -1253,22 +1253,22 @@ def test_a_roster_is_pinned_or_learnt_once():
     with pytest.raises(ParameterError, match=r"'p003' is not in the roster"):
         Play(SecureSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
     with pytest.raises(ParameterError, match=r"'p000' has no secret, so that everybody could sign for it"):
-        pinned.enrol("p000", 0, done.occasion.layout)
+        pinned.setup_party("p000", 0, done.context.layout)
     learnt = Play(SecureSum(batch=1))(uploads)
-    stranger = SecureSum(batch=1).enrol("p002", 12345, learnt.occasion.layout)
+    stranger = SecureSum(batch=1).setup_party("p002", 12345, learnt.context.layout)
     learnt.members["p002"] = stranger
     with pytest.raises(PartyError, match=r"'p002', phase 0 .*signing key is not the one that it is known by"):
         Play(SecureSum(batch=1))(uploads, before=learnt, index=1)
 
 
-def play_with(reduction, seats, occasion):
+def play_with(reduction, seats, context):
     """All phases with these seats."""
     desk, heard = None, Message({})
     for phase in range(4):
-        said = {name: reduction.send(phase, seat, heard) for name, seat in seats.items()}
+        said = {name: reduction.client_step(phase, seat, heard) for name, seat in seats.items()}
         seats = {name: seat for name, (seat, _) in said.items()}
-        desk, heard = reduction.hear(phase, {name: message for name, (_, message) in said.items()}, desk, occasion)
-    return reduction.total(desk, Sum(), occasion)
+        desk, heard = reduction.server_step(phase, {name: message for name, (_, message) in said.items()}, desk, context)
+    return reduction.result(desk, Sum(), context)
 
 
 def test_parties_that_were_sent_different_models_are_not_summed():
@@ -1277,41 +1277,41 @@ def test_parties_that_were_sent_different_models_are_not_summed():
     Play(until=0)(uploads_of(4), played=played)
     for model in (Message({"H": np.zeros(2)}), Message({"H": np.ones(2)}, 2.0), Message({"G": np.ones(2)})):
         for victim, usual in (("p001", "p000"), ("p000", "p001")):
-            other = replace(played.occasion, model=model)
-            seat = reduction.begin(played.members[victim], uploads_of(4)[victim], Sum(), other)
+            other = replace(played.context, model=model)
+            seat = reduction.start(played.members[victim], uploads_of(4)[victim], Sum(), other)
             seats = {**played.seats, victim: seat}
             words = rf"'{victim}', phase 2 .*another model than '{usual}'.*all uploads stay masked"
             with pytest.raises(PartyError, match=words):
-                play_with(reduction, seats, played.occasion)
+                play_with(reduction, seats, played.context)
 
 
 def test_parties_with_other_bounds_are_not_summed():
     played = Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
     wide = SecureSum(bound=1e12)
-    played.seats["p001"] = wide.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
-    inbox = {n: SecureSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    played.seats["p001"] = wide.start(played.members["p001"], uploads_of(4)["p001"], Sum(), played.context)
+    inbox = {n: SecureSum().client_step(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
     with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings \(bounds"):
-        SecureSum().hear(KEYS, inbox, None, played.occasion)
+        SecureSum().server_step(KEYS, inbox, None, played.context)
     same = SecureSum(bound=10**9, weight_bound=np.float64(1e9), fewest=np.int64(3))
-    played.seats["p001"] = same.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
-    inbox = {n: SecureSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
-    assert SecureSum().hear(KEYS, inbox, None, played.occasion), "the same bounds in other number types"
+    played.seats["p001"] = same.start(played.members["p001"], uploads_of(4)["p001"], Sum(), played.context)
+    inbox = {n: SecureSum().client_step(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    assert SecureSum().server_step(KEYS, inbox, None, played.context), "the same bounds in other number types"
 
 
 def test_parties_that_were_told_something_else_are_not_summed_and_find_out_themselves():
     """The server need not look: a party reads the keys of others as they were signed, for what *it* was told."""
     played = Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
-    inbox = {n: SecureSum().send(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
-    _, told = SecureSum().hear(KEYS, inbox, None, played.occasion)
+    inbox = {n: SecureSum().client_step(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    _, told = SecureSum().server_step(KEYS, inbox, None, played.context)
     other = SecureSum(context=b"another experiment")
-    seat = other.begin(played.members["p001"], uploads_of(4)["p001"], Sum(), played.occasion)
-    seat, said = other.send(KEYS, seat, Message({}))
+    seat = other.start(played.members["p001"], uploads_of(4)["p001"], Sum(), played.context)
+    seat, said = other.client_step(KEYS, seat, Message({}))
     with pytest.raises(PartyError, match=r"phase 0.*other settings"):
-        other.send(SHARES, seat, told)
+        other.client_step(SHARES, seat, told)
     with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings"):
-        SecureSum().hear(KEYS, {**inbox, "p001": said}, None, played.occasion)
+        SecureSum().server_step(KEYS, {**inbox, "p001": said}, None, played.context)
 
 
 def test_a_key_of_small_order_is_refused():

@@ -102,7 +102,7 @@ def test_threads_change_only_rounding_and_are_reproducible(form, tmp_path, monke
     Ht = np.random.default_rng(1).random((31, 5))
     results = {}
     for count in (1, 2, 3, 3):
-        with runtime.kernels_on(count):
+        with runtime.limit_kernel_threads(count):
             now = factorize(as_matrix(FORMS[form](X, tmp_path)), Ht)
         if count in results:
             assert_array_equal(now[1], results[count][1])
@@ -127,7 +127,7 @@ def test_wide_rows_in_blocks_are_the_same_rows(form, tmp_path, small_tiles, monk
     rng = np.random.default_rng(2)
     A, B = rng.random((300, 3)), rng.random((41, 3))
     Ht = rng.random((41, 5))
-    with runtime.kernels_on(3):
+    with runtime.limit_kernel_threads(3):
         assert_allclose(matrix.times(B), X @ B)
         assert_allclose(matrix.transposed_times(A), X.T @ A)
         assert matrix.squared_distance(A, B) == pytest.approx(np.square(X - A @ B.T).sum())
@@ -158,7 +158,7 @@ def test_rows_alone_do_what_rows_and_columns_do(count, monkeypatch):
     alone, both = SparseMatrix(by_row), SparseMatrix(by_row, by_row.T.tocsr())
     rng = np.random.default_rng(2)
     A, Ht = rng.random((300, 4)), rng.random((17, 4))
-    with runtime.kernels_on(count):
+    with runtime.limit_kernel_threads(count):
         for matrix in (alone, both):
             assert_allclose(matrix.transposed_times(A), X.T @ A)
             assert_allclose(matrix.columns(np.array([3, 0, 5])), X[:, [3, 0, 5]])

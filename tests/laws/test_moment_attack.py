@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks import moment as attack
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
@@ -29,7 +29,7 @@ def recorded(parts, rank, rounds, *, seed=3, dtype=np.float64):
     shards = [Shard(name, as_matrix(part.astype(dtype)), key(7, name)) for name, part in zip(names, parts, strict=True)]
     program = build("exact", rank, local_steps=3)
     sent = {name: [] for name in names}
-    for done in Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=InTheOpen()):
+    for done in Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=PlainReduction()):
         for name, _, upload in done.traffic:
             sent[name].append((np.asarray(upload["gram"]), np.asarray(upload["cross"])))
     return [sent[name] for name in names]

@@ -326,7 +326,7 @@ def test_threads_and_neighbours_do_not_change_a_row(monkeypatch):
     alone = ObservedRows().solve_rows(matrix, Ht)
     distance, residuals = matrix.squared_distance(alone, Ht), matrix.residuals(alone, Ht)
     for count in (2, 3):
-        with runtime.kernels_on(count):
+        with runtime.limit_kernel_threads(count):
             assert len(matrix.pieces(6)) == count
             assert_array_equal(ObservedRows().solve_rows(matrix, Ht), alone)
             assert_array_equal(matrix.residuals(alone, Ht), residuals)

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from partsong.aggregation.alignment import PartialAssignment
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -71,7 +71,7 @@ def shards_of(names=NAMES):
 
 
 def run(program, shards, rounds=ROUNDS, engine=Sequential(), resume=None, **more):
-    return list(engine.run(program, shards, Schedule(rounds, 3, **more), reduction=InTheOpen(), resume=resume))
+    return list(engine.run(program, shards, Schedule(rounds, 3, **more), reduction=PlainReduction(), resume=resume))
 
 
 def same_models(some, others):
@@ -130,7 +130,7 @@ def test_a_party_may_leave_for_good_and_come_back(name):
 def test_latecomers_begin_from_the_model_that_there_is(variant):
     program = build("fnmf-local", 4, variant=variant, local_steps=1, align="assignment")
     late = Schedule(9, 3, absent={index: frozenset({"p02", "p03"}) for index in range(8)})
-    rounds = list(Sequential().run(program, shards_of(), late, reduction=InTheOpen()))
+    rounds = list(Sequential().run(program, shards_of(), late, reduction=PlainReduction()))
     model, joined = rounds[-2].model["H"], rounds[-1].checkpoint.parties
     for name in ("p02", "p03"):
         own = joined[name].Ht.T

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn, Sinkhorn
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Outcome, Plan, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -63,7 +63,7 @@ def fnmf(align=Assignment(), strength=0.5, steps=15):
 @pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)
 def test_it_is_the_sum_of_what_each_party_minimises(align):
     shards, program = shards_of(), fnmf(align)
-    done = list(Sequential().run(program, shards, Schedule(3, 1), reduction=InTheOpen()))[-1]
+    done = list(Sequential().run(program, shards, Schedule(3, 1), reduction=PlainReduction()))[-1]
     H, own = program.components(done.checkpoint.server), party_components(done.checkpoint)
     total = 0.0
     for shard in shards:

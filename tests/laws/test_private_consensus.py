@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -53,7 +53,7 @@ def private(name, multiplier=1.0, clip=0.5, most=ROUNDS, kind=ClippedGaussian):
 
 def rounds_of(program, engine=None, rounds=ROUNDS, of=None):
     engine = engine or Sequential(record=True)
-    return list(engine.run(program, of or shards(), Schedule(rounds, 1), reduction=InTheOpen()))
+    return list(engine.run(program, of or shards(), Schedule(rounds, 1), reduction=PlainReduction()))
 
 
 @pytest.mark.parametrize("kind", [ClippedGaussian, ClippedLaplace])
@@ -113,7 +113,7 @@ def test_two_releases_of_a_party_have_their_own_noise():
 
 
 def test_a_spent_budget_stops_before_anything_is_computed():
-    run = Sequential().run(private("fedavg", most=2), shards(), Schedule(3, 1), reduction=InTheOpen())
+    run = Sequential().run(private("fedavg", most=2), shards(), Schedule(3, 1), reduction=PlainReduction())
     next(run)
     done = next(run)
     assert [party.releases for party in done.checkpoint.parties.values()] == [2] * 4
@@ -123,7 +123,7 @@ def test_a_spent_budget_stops_before_anything_is_computed():
 
 def test_absent_parties_are_not_charged():
     schedule = Schedule(3, 1, absent={1: frozenset({"p2"})})
-    *_, done = Sequential().run(private("fedavg"), shards(), schedule, reduction=InTheOpen())
+    *_, done = Sequential().run(private("fedavg"), shards(), schedule, reduction=PlainReduction())
     assert {name: party.releases for name, party in done.checkpoint.parties.items()} == {
         "p0": 3,
         "p1": 3,
@@ -160,7 +160,7 @@ def test_with_hardly_any_noise_it_is_the_method_itself():
 def test_a_run_that_goes_on_is_the_run_that_was_not_stopped():
     program, held = private("fnmf"), shards()
     whole = rounds_of(program)
-    rest = Sequential().run(program, held, Schedule(ROUNDS, 1), reduction=InTheOpen(), resume=whole[1].checkpoint)
+    rest = Sequential().run(program, held, Schedule(ROUNDS, 1), reduction=PlainReduction(), resume=whole[1].checkpoint)
     assert_array_equal(list(rest)[-1].model["H"], whole[-1].model["H"])
 
 
@@ -199,7 +199,7 @@ def test_an_error_that_leaves_a_party_holds_no_number_from_its_data():
     bare = Consensus(RANK, game=Game(step=ConstantStep(10.0)))
     held, schedule = [*shards(1e-3)[:2], Shard("tall", as_matrix(1234.5 * shards()[2].matrix.X))], Schedule(1, 1)
     with pytest.raises(DivergenceError, match="range of floats"):
-        list(Sequential().run(bare, held, schedule, reduction=InTheOpen()))
+        list(Sequential().run(bare, held, schedule, reduction=PlainReduction()))
     told = set()
     for factor in (1.0, 7.0):
         grown = [*held[:2], Shard("tall", as_matrix(factor * held[2].matrix.X))]

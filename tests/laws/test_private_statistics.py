@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
@@ -70,7 +70,7 @@ def shards_of(X, parties=3, form=lambda part: part):
     return [Shard(f"p{i}", as_matrix(form(part))) for i, part in enumerate(np.array_split(X, parties))]
 
 
-def run(program, shards, rounds, engine=Sequential(record=True), reduction=InTheOpen(), **more):
+def run(program, shards, rounds, engine=Sequential(record=True), reduction=PlainReduction(), **more):
     return list(engine.run(program, shards, Schedule(rounds, SEED), reduction=reduction, **more))
 
 
@@ -227,7 +227,7 @@ def test_a_spent_budget_stops_before_the_round_that_would_exceed_it(engine):
     program = row_private(K, epsilon=1.0, row_bound=longest(X), rounds=2)
     done = []
     with pytest.raises(BudgetSpent, match="allows 2"):
-        done.extend(engine.run(program, shards_of(X), Schedule(5, SEED), reduction=InTheOpen()))
+        done.extend(engine.run(program, shards_of(X), Schedule(5, SEED), reduction=PlainReduction()))
     shard = shards_of(X)[0]
     spent = replace(program, source=lambda party, release: NoNoise())
     with pytest.raises(BudgetSpent, match="p0"):

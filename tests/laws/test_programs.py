@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.linear import Mean, Sum, WeightedMean, add
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Checkpoint, Layout, Message, ProgramBase, Schedule, Shard, Traits
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -80,7 +80,7 @@ def shards_of(X, cuts, seed=7):
 
 def run(program, shards, rounds=5, engine=Sequential(), **kwargs):
     schedule = Schedule(rounds, 3, **kwargs)
-    return list(engine.run(program, shards, schedule, reduction=InTheOpen()))
+    return list(engine.run(program, shards, schedule, reduction=PlainReduction()))
 
 
 def model_bytes(rounds):
@@ -135,7 +135,7 @@ def test_components_that_are_zero_are_tried_again_whatever_the_split_and_whereve
 
     def rounds_of(shards, resume=None, n_rounds=80):
         start = Checkpoint(0, {}, *program.start_from(Ht)) if resume is None else resume
-        return list(Sequential().run(program, shards, Schedule(n_rounds, 3), reduction=InTheOpen(), resume=start))
+        return list(Sequential().run(program, shards, Schedule(n_rounds, 3), reduction=PlainReduction(), resume=start))
 
     rounds = rounds_of(shards_of(X, [30, 60]))
     on_trial = [done for done in rounds if done.checkpoint.server.trial.before is not None]
@@ -242,7 +242,7 @@ def test_resume_is_the_uninterrupted_run(name, engine):
     whole = run(program, shards, 6, engine)
     middle = whole[2].checkpoint
     assert middle.index == 3
-    rest = list(engine.run(program, shards, Schedule(6, 3), reduction=InTheOpen(), resume=middle))
+    rest = list(engine.run(program, shards, Schedule(6, 3), reduction=PlainReduction(), resume=middle))
     assert model_bytes(rest) == model_bytes(whole[3:])
 
 
@@ -303,14 +303,14 @@ def test_a_reduction_of_several_phases_is_invisible_to_programs(name, engine):
     assert {phase for _, phase, _ in masked[0].traffic} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("reduction", [InTheOpen(), PairwiseMasks()], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("reduction", [PlainReduction(), PairwiseMasks()], ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_party_that_falls_silent_is_left_out_and_the_sum_goes_on(reduction, phase):
     """Heard or not before its upload, the sum is that of the others; it comes back with the state it had reached."""
     shards, program = shards_of(data(), [30, 60]), build("exact", 4, local_steps=5)
     if phase >= reduction.phases:
         pytest.skip("has fewer phases")
-    schedule = Schedule(3, 3, silent={1: {"p01": phase}})
+    schedule = Schedule(3, 3, dropouts={1: {"p01": phase}})
     rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=reduction))
     assert [done.participants for done in rounds] == [("p00", "p01", "p02"), ("p00", "p02"), ("p00", "p01", "p02")]
     assert {sent for name, sent, _ in rounds[1].traffic if name == "p01"} == set(range(phase))
@@ -321,7 +321,7 @@ def test_a_party_that_falls_silent_is_left_out_and_the_sum_goes_on(reduction, ph
 
 def test_a_party_that_falls_silent_after_its_upload_is_in_the_sum():
     shards, program = shards_of(data(), [30, 60]), build("exact", 4, local_steps=5)
-    schedule = Schedule(2, 3, silent={1: {"p01": 2}})
+    schedule = Schedule(2, 3, dropouts={1: {"p01": 2}})
     rounds = list(Sequential().run(program, shards, schedule, reduction=PairwiseMasks()))
     assert rounds[1].participants == ("p00", "p01", "p02")
     assert_allclose(rounds[1].model["H"], run(program, shards, 2)[1].model["H"], rtol=1e-7, atol=1e-9)
@@ -329,12 +329,12 @@ def test_a_party_that_falls_silent_after_its_upload_is_in_the_sum():
 
 def test_schedules_name_parties_that_are_there():
     shards = shards_of(data(), [30])
-    for schedule in (Schedule(1, absent={0: frozenset({"p9"})}), Schedule(1, silent={0: {"p9": 0}})):
+    for schedule in (Schedule(1, absent={0: frozenset({"p9"})}), Schedule(1, dropouts={0: {"p9": 0}})):
         with pytest.raises(ParameterError, match="not there: p9"):
-            next(Sequential().run(build("exact", 4, local_steps=5), shards, schedule, reduction=InTheOpen()))
-    everyone = Schedule(1, silent={0: {"p00": 0, "p01": 0}})
+            next(Sequential().run(build("exact", 4, local_steps=5), shards, schedule, reduction=PlainReduction()))
+    everyone = Schedule(1, dropouts={0: {"p00": 0, "p01": 0}})
     with pytest.raises(PartyError, match="Nobody was heard in round 0"):
-        next(Sequential().run(build("exact", 4, local_steps=5), shards, everyone, reduction=InTheOpen()))
+        next(Sequential().run(build("exact", 4, local_steps=5), shards, everyone, reduction=PlainReduction()))
 
 
 def test_messages_can_be_copied():
@@ -398,10 +398,10 @@ def test_faults_name_the_party(engine):
     for fault in ("nan", "shape"):
         with pytest.raises(PartyError, match="'p01'"):
             list(
-                engine.run(Broken(build("exact", 4, local_steps=5), fault), shards, Schedule(2), reduction=InTheOpen())
+                engine.run(Broken(build("exact", 4, local_steps=5), fault), shards, Schedule(2), reduction=PlainReduction())
             )
     with pytest.raises(ZeroDivisionError) as caught:
-        list(engine.run(Broken(build("exact", 4, local_steps=5), "raise"), shards, Schedule(2), reduction=InTheOpen()))
+        list(engine.run(Broken(build("exact", 4, local_steps=5), "raise"), shards, Schedule(2), reduction=PlainReduction()))
     assert any("p01" in note and "local" in note and "round 0" in note for note in caught.value.__notes__)
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.aggregation.linear import Mean
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.aggregation.server_update import Relaxation, Replace
 from partsong.core.interfaces import Message, Schedule, Shard
 from partsong.core.streams import key
@@ -83,13 +83,13 @@ def test_the_published_count_gives_the_start_two_shares():
 def test_one_party_at_a_time_is_the_asynchronous_server(sketch):
     program, (order, schedule) = asyn(sketch, rho=3.0), one_at_a_time(12)
     shards = shards_of(data())
-    rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=InTheOpen()))
+    rounds = list(Sequential(record=True).run(program, shards, schedule, reduction=PlainReduction()))
     assert [done.participants for done in rounds] == [(name,) for name in order]
     arrivals = [done.traffic[0][2]["H"] for done in rounds]
     assert_allclose(rounds[-1].model["H"], folded(Relaxation(3.0), np.zeros((4, 24)), arrivals), rtol=1e-10)
-    again = list(Parallel(2).run(program, shards[::-1], schedule, reduction=InTheOpen()))
+    again = list(Parallel(2).run(program, shards[::-1], schedule, reduction=PlainReduction()))
     assert_array_equal(again[-1].model["H"], rounds[-1].model["H"])
-    rest = Sequential().run(program, shards, schedule, reduction=InTheOpen(), resume=rounds[6].checkpoint)
+    rest = Sequential().run(program, shards, schedule, reduction=PlainReduction(), resume=rounds[6].checkpoint)
     assert_array_equal(list(rest)[-1].model["H"], rounds[-1].model["H"])
 
 
@@ -98,7 +98,7 @@ def test_the_asynchronous_methods_get_somewhere(sketch):
     X = data()
     program, (_, schedule) = asyn(sketch, rho=3.0), one_at_a_time(90)
     errors = []
-    for done in Sequential().run(program, shards_of(X), schedule, reduction=InTheOpen()):
+    for done in Sequential().run(program, shards_of(X), schedule, reduction=PlainReduction()):
         H = done.model["H"]
         W = program.solver.solve_rows(as_matrix(X), np.ascontiguousarray(H.T))
         errors.append(np.linalg.norm(X - W @ H) / np.linalg.norm(X))
@@ -108,9 +108,9 @@ def test_the_asynchronous_methods_get_somewhere(sketch):
 
 def test_relaxation_without_a_past_is_replacement():
     shards, X = shards_of(data()), Schedule(1, 3)
-    relaxed = next(Sequential().run(asyn(rho=2.0), shards, X, reduction=InTheOpen()))
+    relaxed = next(Sequential().run(asyn(rho=2.0), shards, X, reduction=PlainReduction()))
     plain = replace(asyn(), server_update=Replace())
-    assert_array_equal(relaxed.model["H"], next(Sequential().run(plain, shards, X, reduction=InTheOpen())).model["H"])
+    assert_array_equal(relaxed.model["H"], next(Sequential().run(plain, shards, X, reduction=PlainReduction())).model["H"])
 
 
 def test_a_start_on_another_device_is_moved_to_where_uploads_are():

@@ -9,7 +9,7 @@ from pairwise_masks import PairwiseMasks
 
 from partsong import FederatedNMF
 from partsong.aggregation.alignment import Assignment
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Checkpoint, Layout, Reducible, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -39,7 +39,7 @@ def shards_of(parties=4):
     return [Shard(f"p{i}", as_matrix(X), key(7, i)) for i, X in enumerate(rows)]
 
 
-def run(program, shards, rounds, reduction=InTheOpen(), **more):
+def run(program, shards, rounds, reduction=PlainReduction(), **more):
     return list(Sequential().run(program, shards, Schedule(rounds, 3), reduction=reduction, **more))
 
 
@@ -146,7 +146,7 @@ def test_parties_keep_what_they_had_found_themselves(name):
 def test_a_party_that_comes_in_the_second_leg_alone_has_found_nothing():
     shards, relay = shards_of(), exact_after(FIRST["fnmf"], LEG)
     schedule = Schedule(LEG + 2, 3, absent={i: frozenset({"p1"}) for i in range(LEG)})
-    last = list(Sequential().run(relay, shards, schedule, reduction=InTheOpen()))[-1]
+    last = list(Sequential().run(relay, shards, schedule, reduction=PlainReduction()))[-1]
     assert set(party_components(last.checkpoint)) == {"p0", "p2", "p3"}
 
 

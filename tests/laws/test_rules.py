@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.core.interfaces import Claim
+from partsong.core.interfaces import Guarantee
 from partsong.solvers.normal_equations import NormalEquations, Penalty
 from partsong.solvers.update_rules import (
     BlockPivoting,
@@ -122,7 +122,7 @@ def test_number_type_is_kept(rule, dtype):
     assert G.dtype == dtype
 
 
-@pytest.mark.parametrize("rule", [r for r in RULES if Claim.MONOTONE in r.claims], ids=repr)
+@pytest.mark.parametrize("rule", [r for r in RULES if Guarantee.MONOTONE in r.guarantees], ids=repr)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_monotone_rules_never_raise_the_objective(rule, shape):
     A, B, F = problem(*shape)
@@ -134,7 +134,7 @@ def test_monotone_rules_never_raise_the_objective(rule, shape):
         last = now
 
 
-@pytest.mark.parametrize("rule", [r for r in RULES if Claim.SCALE_EQUIVARIANT in r.claims], ids=repr)
+@pytest.mark.parametrize("rule", [r for r in RULES if Guarantee.SCALE_EQUIVARIANT in r.guarantees], ids=repr)
 def test_scale_equivariance(rule):
     A, B, F = problem(30, 20, 6)
     c, s = 7.0, 0.25
@@ -150,7 +150,7 @@ def test_scale_equivariance(rule):
     assert_allclose(two_steps(A, s * B, F / s), plain / s, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", [r for r in RULES if Claim.ROW_SEPARABLE in r.claims], ids=repr)
+@pytest.mark.parametrize("rule", [r for r in RULES if Guarantee.ROW_SEPARABLE in r.guarantees], ids=repr)
 def test_row_separable_rules_treat_rows_alone(rule):
     A, B, F = problem(90, 20, 6)
     whole, _ = rule.step(F, NormalEquations.of(A, B), rule.init(F))
@@ -222,7 +222,7 @@ def test_any_shape_keeps_sign_and_shape(rule, rows, columns, rank, seed):
     assert F.shape == (rows, rank)
     assert np.isfinite(F).all()
     assert (F >= 0).all()
-    if Claim.MONOTONE in rule.claims:
+    if Guarantee.MONOTONE in rule.guarantees:
         assert residual(A, B, F) <= before * (1 + 1e-9) + 1e-9
 
 

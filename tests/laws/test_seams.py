@@ -82,7 +82,7 @@ def test_blocks_hold_every_row_once(form, threads, monkeypatch):
         found[block.rows] = dense(block)
         return found[block.rows].sum(axis=0), np.array(1.0)
 
-    with runtime.kernels_on(threads):
+    with runtime.limit_kernel_threads(threads):
         sums, count = matrix.blocks(work, per_cell=10.0)
     assert (times == 1).all()
     assert_array_equal(found, X)
@@ -349,7 +349,7 @@ def test_objectives_over_other_rows_are_not_compared():
 ], ids=lambda solver: repr(solver.rule))  # fmt: skip
 def test_iterations_at_once_are_iterations_one_by_one(solver, form):
     X = as_matrix(FORMS[form](zeroed()))
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         rows, columns = one_by_one(X, solver, K, 1)
         many = solver.iterate(X, rows, columns, 9)
         for _ in range(9):

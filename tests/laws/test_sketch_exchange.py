@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Checkpoint, Layout, Message, Outcome, Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.blocks import TwoSided, block_range, covering, two_sided_blocks
@@ -62,7 +62,7 @@ def shards_of(X, parts, **more):
 
 def run(some, shards, rounds=None, engine=Sequential(), **more):
     schedule = Schedule(some.exchanges(some.iterations, 1) if rounds is None else rounds, SEED, **more)
-    return list(engine.run(some, shards, schedule, reduction=InTheOpen()))
+    return list(engine.run(some, shards, schedule, reduction=PlainReduction()))
 
 
 def factors(done):
@@ -139,7 +139,7 @@ def test_without_sketch_and_damping_it_is_exact_hals(parts, penalty):
     Ht = shared.start_server(Layout.of(shards, SEED))[0].Ht
     given = {"all": RowState(start_rows(Ht.T @ Ht, X @ Ht))}  # a start without W settles its scale first
     begun = Checkpoint(0, given, *shared.start_from(Ht))
-    exact = list(Sequential().run(shared, shards, Schedule(12, SEED), reduction=InTheOpen(), resume=begun))
+    exact = list(Sequential().run(shared, shards, Schedule(12, SEED), reduction=PlainReduction(), resume=begun))
     rounds = run(program(ratio=1.0, solver=solver), shards_of(X, parts))
     for t, done in enumerate(exact):
         W, H = factors(rounds[2 * t + 1])
@@ -220,7 +220,7 @@ def last_residual(X, solver, iterations, kind=Subsampling):
         some = program(kind, solver=SquaredError(solver), iterations=iterations, every=iterations)
     found = []
     for done in Sequential().run(
-        some, [Shard("all", as_matrix(X))], Schedule(2 * iterations, SEED), reduction=InTheOpen()
+        some, [Shard("all", as_matrix(X))], Schedule(2 * iterations, SEED), reduction=PlainReduction()
     ):
         if done.index == 1 or done.index > 2 * iterations - 40:
             found.append(residual(X, *factors(done)))
@@ -289,7 +289,7 @@ def test_checkpoints_resume_bit_for_bit(at, tmp_path):
     write_state(tmp_path / "point", whole[at].checkpoint)
     point = read_state(tmp_path / "point")
     schedule = Schedule(some.exchanges(some.iterations, 1), SEED)
-    rest = list(Sequential().run(some, shards, schedule, reduction=InTheOpen(), resume=point))
+    rest = list(Sequential().run(some, shards, schedule, reduction=PlainReduction(), resume=point))
     assert model_bytes(rest) == model_bytes(whole[at + 1 :])
 
 
@@ -360,7 +360,7 @@ def test_a_given_start_is_where_it_starts():
     Ht = np.random.default_rng(5).random((M, K))
     server, model = some.start_from(Ht)
     point = Checkpoint(0, {}, server, model)
-    first = next(Sequential().run(some, shards_of(X, 2), Schedule(2, SEED), reduction=InTheOpen(), resume=point))
+    first = next(Sequential().run(some, shards_of(X, 2), Schedule(2, SEED), reduction=PlainReduction(), resume=point))
     assert_array_equal(factors(first)[1], Ht.T)
     started = np.repeat((X @ Ht).sum(axis=1, keepdims=True) / (Ht.T @ Ht).sum(), K, axis=1)
     error = np.linalg.norm(X - started @ Ht.T) / np.linalg.norm(X)

@@ -12,7 +12,7 @@ from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.barycenter import FixedPoint
 from partsong.aggregation.linear import Mean, WeightedMean
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -50,7 +50,7 @@ def program_of(variant, inner=3, rule=ProximalDescent(), **more):
     return SketchedConsensus(K, SquaredError(rule), inner, rows, columns, **more)
 
 
-def run(program, shards, rounds, engine=Sequential(), reduction=InTheOpen(), **more):
+def run(program, shards, rounds, engine=Sequential(), reduction=PlainReduction(), **more):
     return list(engine.run(program, shards, Schedule(rounds, SEED, **more), reduction=reduction))
 
 
@@ -141,7 +141,7 @@ def test_engines_agree_in_any_order_and_runs_go_on_bit_for_bit(variant, kind):
                 assert_array_equal(array, two.model[name])
     for middle in (1, 4, 5):
         rest = list(
-            Sequential().run(program, shards, Schedule(8, SEED), reduction=InTheOpen(), resume=whole[middle].checkpoint)
+            Sequential().run(program, shards, Schedule(8, SEED), reduction=PlainReduction(), resume=whole[middle].checkpoint)
         )
         assert_array_equal(rest[-1].checkpoint.server.H, whole[-1].checkpoint.server.H)
         assert_array_equal(rest[-1].checkpoint.parties["p01"].W, whole[-1].checkpoint.parties["p01"].W)

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -38,7 +38,7 @@ def shards_of(X, cuts=(20, 55)):
     return [Shard(f"p{i:02d}", as_matrix(part), key(7, "secret", i)) for i, part in enumerate(parts)]
 
 
-def run(program, shards, rounds, engine=Sequential(record=True), reduction=InTheOpen(), **more):
+def run(program, shards, rounds, engine=Sequential(record=True), reduction=PlainReduction(), **more):
     return list(engine.run(program, shards, Schedule(rounds, SEED, **more), reduction=reduction))
 
 
@@ -116,7 +116,7 @@ def test_engines_agree_in_any_order_and_runs_go_on_bit_for_bit(kind):
             assert_array_equal(one.model["H"], two.model["H"])
     for middle in (0, 2):
         rest = Sequential().run(
-            program, shards, Schedule(6, SEED), reduction=InTheOpen(), resume=whole[middle].checkpoint
+            program, shards, Schedule(6, SEED), reduction=PlainReduction(), resume=whole[middle].checkpoint
         )
         assert_array_equal(list(rest)[-1].model["H"], whole[-1].model["H"])
 

@@ -225,7 +225,7 @@ def test_small_pieces_and_threads_change_nothing(form, kind, tmp_path, monkeypat
     monkeypatch.setattr(scan, "TILE_BYTES", 1 << 14)
     monkeypatch.setattr(scan, "MAPPED_TILE_BYTES", 1 << 14)
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
-    with runtime.kernels_on(3):
+    with runtime.limit_kernel_threads(3):
         for found, wanted in zip(results(), expected, strict=True):
             assert_allclose(found, wanted, atol=1e-11)
 

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from scipy.optimize import linear_sum_assignment
 
 from partsong import FederatedNMF
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.sparse_rows import DIRECTIONS, FoundRows, lone_columns, rows_by_dictionary
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
@@ -26,7 +26,7 @@ K = 10
 def recorded(X: np.ndarray, rounds: int, *, rank: int = K, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """(gram, cross) of one party in each round, as they were sent."""
     program, shards = build("exact", rank, local_steps=3), [Shard("p0", as_matrix(X))]
-    rounds_done = Sequential(record=True).run(program, shards, Schedule(rounds, seed=seed), reduction=InTheOpen())
+    rounds_done = Sequential(record=True).run(program, shards, Schedule(rounds, seed=seed), reduction=PlainReduction())
     sent = [message for done in rounds_done for _, _, message in done.traffic]
     return [(np.asarray(message["gram"]), np.asarray(message["cross"])) for message in sent]
 

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.linear import breadth, span_of
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Message, Outcome, Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -66,7 +66,7 @@ def shards_of(X, parties=4, form=as_matrix):
     return [Shard(f"p{i:02d}", form(part), key(7, f"p{i:02d}")) for i, part in enumerate(parts)]
 
 
-def run(program, shards, exchanges=8, engine=Sequential(), resume=None, reduction=InTheOpen(), **more):
+def run(program, shards, exchanges=8, engine=Sequential(), resume=None, reduction=PlainReduction(), **more):
     return list(engine.run(program, shards, Schedule(exchanges, 3, **more), reduction=reduction, resume=resume))
 
 
@@ -311,7 +311,7 @@ def test_a_run_away_is_an_outcome():
     """After the first sweep there is a model to keep."""
     task = PlayInStrata(K, Game(Shuffled(), ConstantStep(0.1)))
     shards = shards_of(20 * data(), 1)
-    rounds = Sequential().run(task, shards, Schedule(20, 3), reduction=InTheOpen())
+    rounds = Sequential().run(task, shards, Schedule(20, 3), reduction=PlainReduction())
     training = Training()
     steps = measured(rounds, ends_round=lambda done: task.turn(done.model).ends_round)
     list(train(steps, StoppingRule(0.0), training))

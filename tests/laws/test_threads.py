@@ -15,7 +15,7 @@ BIG = """
 import hashlib, sys
 import numpy as np
 from partsong.methods import build
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel
@@ -26,7 +26,7 @@ shards = [Shard(str(i), as_matrix(part)) for i, part in enumerate(np.array_split
 engines = {"sequential": Sequential(), "parallel": Parallel(3)}
 for name in sys.argv[1:]:
     for program in (build("exact", 17, local_steps=5), build("fedavg", 17, local_steps=2)):
-        run = engines[name].run(program, shards, Schedule(2), reduction=InTheOpen())
+        run = engines[name].run(program, shards, Schedule(2), reduction=PlainReduction())
         digest = hashlib.sha256()
         for done in run:
             digest.update(np.ascontiguousarray(done.model["H"]).tobytes())
@@ -81,9 +81,9 @@ def test_blas_is_held_to_one_thread_within_and_set_free_after():
 
     before = counts()
     seen = []
-    with runtime.kernels_on(2):
+    with runtime.limit_kernel_threads(2):
         seen.append(counts())
-        with runtime.kernels_on(1):
+        with runtime.limit_kernel_threads(1):
             seen.append(counts())
         seen.append(counts())
     assert all(set(found) == {1} for found in seen)
@@ -97,7 +97,7 @@ def test_blas_is_held_to_one_thread_within_and_set_free_after():
 
 
 def held_counts(counts):
-    with runtime.kernels_on(2):
+    with runtime.limit_kernel_threads(2):
         return counts()
 
 

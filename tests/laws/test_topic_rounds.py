@@ -13,7 +13,7 @@ from method_tables import fednmf, fednmf_mi
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
@@ -67,7 +67,7 @@ def shards_of(parts=None, form=sparse.csr_array):
     return [Shard(name, as_matrix(form(X)), key(5, name)) for name, X in zip(NAMES, parts, strict=False)]
 
 
-def run(program, shards=None, rounds=3, engine=Sequential(record=True), reduction=InTheOpen(), resume=None, **more):
+def run(program, shards=None, rounds=3, engine=Sequential(record=True), reduction=PlainReduction(), resume=None, **more):
     shards = shards_of() if shards is None else shards
     return list(engine.run(program, shards, Schedule(rounds, 11, **more), reduction=reduction, resume=resume))
 

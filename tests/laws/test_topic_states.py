@@ -7,7 +7,7 @@ import pytest
 from method_tables import fednmf, fednmf_mi
 
 import partsong
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -33,7 +33,7 @@ def shards():
 
 
 def run(program, rounds, resume=None):
-    return list(Sequential().run(program, shards(), Schedule(rounds, 3), reduction=InTheOpen(), resume=resume))
+    return list(Sequential().run(program, shards(), Schedule(rounds, 3), reduction=PlainReduction(), resume=resume))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from partsong.aggregation.alignment import Assignment, PartialAssignment, Sinkhorn
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
@@ -82,7 +82,7 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
         solver = SquaredError(RULES[rule], penalty, penalty)
         rows, columns, tether = begun(solver, dtype)
         kept = [F.copy() for F in (rows.W, columns.Ht, tether.Ht)]
-        with runtime.kernels_on(1):
+        with runtime.limit_kernel_threads(1):
             W, H = run_local_steps(solver, matrix, rows, columns, coupling, tether, TURNS)
             assert sum(calls) == TURNS
             assert max(calls) <= min(4, getattr(coupling, "every", 4))
@@ -104,7 +104,7 @@ def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypat
     monkeypatch.setattr(DenseMatrix, "take_turns", lambda *given: pytest.fail("not known to compiled code"))
     solver = SquaredError(rule)
     rows, columns, tether = begun(solver, np.float64)
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         _, H = run_local_steps(solver, data(False, np.float64), rows, columns, NoPull(), tether, 3)
     assert H.memory.count == 3
 
@@ -137,7 +137,7 @@ class Named(InertialPalm):
 )
 def test_what_a_subclass_inherits_does_not_speak_for_its_steps(rule, coupling):
     solver = SquaredError(rule)
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         found = run_local_steps(
             solver, data(False, np.float64), *begun(solver, np.float64)[:2], coupling, ProximalAnchor(HT), 5
         )
@@ -157,7 +157,7 @@ def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
     ready = DenseMatrix(X, np.dtype(np.float64))
     for matrix, is_ready in ((mapped, False), (by_column, False), (integers, False), (ready, True)):
         assert isinstance(matrix, TurnsAtOnce)
-        with runtime.kernels_on(1):
+        with runtime.limit_kernel_threads(1):
             assert (matrix.most_turns(5, Move("descend")) > 0) is is_ready
 
 
@@ -167,7 +167,7 @@ def test_a_call_ends_soon_enough_to_be_interrupted(shape, move):
     """Operations of one call, products and steps and what every turn has, are bounded: about a tenth of a second."""
     n, m, k = shape
     X = np.zeros((n, m), np.float32)
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         turns = DenseMatrix(X, X.dtype).most_turns(k, move)
         by_rows = as_matrix(sparse.csr_matrix(X)).most_turns(k, move)
     one = 4 * n * m * k + 2 * (n + m) * k**2 * move.sweeps
@@ -184,7 +184,7 @@ def test_sums_over_many_rows_keep_their_digits(rows, columns, rank, offset):
     X = draw.random((rows, rank)) @ draw.random((rank, columns)) + offset
     W, Ht = draw.random((rows, rank)) + offset, draw.random((columns, rank))
     solver, found = SquaredError(CoordinateDescent()), {}
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         for dtype, way in (
             (np.float64, run_local_steps),
             (np.float32, run_local_steps),
@@ -206,7 +206,7 @@ def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
     program = build("fnmf-local", 5, local_steps=12, align="assignment")
 
     def model(engine):
-        *_, last = engine.run(program, shards, Schedule(3, 0), reduction=InTheOpen())
+        *_, last = engine.run(program, shards, Schedule(3, 0), reduction=PlainReduction())
         return program.components(last.checkpoint.server)
 
     once = model(Sequential())
@@ -260,7 +260,7 @@ def test_what_vanishes_becomes_zero(rule, dtype):
     draw = np.random.default_rng(1)
     rows = RowState(draw.random((30, 3)).astype(dtype), None, solver.rule.init(X))
     Ht = draw.random((12, 3)).astype(dtype)
-    with runtime.kernels_on(1):
+    with runtime.limit_kernel_threads(1):
         _, H = run_local_steps(solver, as_matrix(X), rows, solver.begin(Ht), NoPull(), ProximalAnchor(Ht), 3000)
     assert not ((H.Ht > 0) & (H.Ht < np.finfo(dtype).tiny)).any()
     assert (H.Ht[6:] == 0).any()

@@ -14,7 +14,7 @@ from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.alignment import Assignment, PartialAssignment, PartialSinkhorn
 from partsong.aggregation.linear import AlignedMean, add
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, ProgramBase, Reducible, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
@@ -46,7 +46,7 @@ PROGRAMS = {
     "fnmf, then exact": exact_after(build("fnmf-local", 4, local_steps=3, align="assignment"), 2),
     "by sums, then exact": exact_after(build("fnmf-by-sums", 4, local_steps=3), 2),
 }
-REDUCTIONS = [InTheOpen(), PairwiseMasks(), SecureSum()]
+REDUCTIONS = [PlainReduction(), PairwiseMasks(), SecureSum()]
 ENGINES = [Sequential(), Parallel(2)]
 
 
@@ -61,7 +61,7 @@ def shards_of(X, parties=4, seed=7):
     return [Shard(name, as_matrix(part), key(seed, name)) for name, part in zip(names, parts, strict=True)]
 
 
-def run(program, shards, rounds=3, engine=Sequential(), reduction=InTheOpen(), resume=None, **more):
+def run(program, shards, rounds=3, engine=Sequential(), reduction=PlainReduction(), resume=None, **more):
     return list(engine.run(program, shards, Schedule(rounds, 3, **more), reduction=reduction, resume=resume))
 
 
@@ -297,8 +297,8 @@ def test_rows_are_other_rows_while_a_party_cannot_start():
     list(train(measured(before + after), StoppingRule(0), training))
     rows = training.history
     assert [row.parties for row in rows] == [3, 3, 4, 4]
-    assert rows[0].company == rows[1].company != 0
-    assert rows[2].company == rows[3].company == 0
+    assert rows[0].cohort == rows[1].cohort != 0
+    assert rows[2].cohort == rows[3].cohort == 0
 
 
 @pytest.mark.parametrize("on_party_error", ["raise", "skip"])
@@ -351,8 +351,8 @@ def test_of_a_program_that_says_nothing_finite_numbers_are_asked_for(reduction):
 class Poisoned(PairwiseMasks):
     """A masked sum to which one party, past its own check, adds what it likes."""
 
-    def send(self, phase, state, heard):
-        state, message = super().send(phase, state, heard)
+    def client_step(self, phase, state, heard):
+        state, message = super().client_step(phase, state, heard)
         if phase == 1 and state["party"] == "p01":
             message = Message({name: array * np.inf for name, array in message.arrays.items()}, message.weight)
         return state, message
@@ -544,24 +544,24 @@ class Counting(PairwiseMasks):
     served: list[int] = field(default_factory=list)
     loses: frozenset[int] = frozenset()
 
-    def begin(self, standing, upload, aggregation, occasion):
-        self.begun.append(occasion.index)
-        return super().begin(standing, upload, aggregation, occasion)
+    def start(self, standing, upload, aggregation, context):
+        self.begun.append(context.index)
+        return super().start(standing, upload, aggregation, context)
 
-    def hear(self, phase, inbox, state, occasion):
-        self.served.append(occasion.index)
-        if phase > 0 and occasion.index in self.loses:
+    def server_step(self, phase, inbox, state, context):
+        self.served.append(context.index)
+        if phase > 0 and context.index in self.loses:
             inbox = {name: message for name, message in inbox.items() if name != "p01"}
-        return super().hear(phase, inbox, state, occasion)
+        return super().server_step(phase, inbox, state, context)
 
 
 BY_SUMS = PROGRAMS["fnmf by sums"]
 WITHIN = {
     "leaves": {"absent": {3: frozenset({"p01"})}},
     "joins": {"absent": {2: frozenset({"p01"})}},
-    "silent at once": {"silent": {3: {"p01": 0}}},
-    "silent later": {"silent": {3: {"p01": 2}}},
-    "silent before": {"silent": {2: {"p01": 1}}},
+    "silent at once": {"dropouts": {3: {"p01": 0}}},
+    "silent later": {"dropouts": {3: {"p01": 2}}},
+    "silent before": {"dropouts": {2: {"p01": 1}}},
 }
 
 
@@ -578,7 +578,7 @@ def test_schedules_keep_a_masked_round_together(name, change, engine):
     if "silent" not in change:
         assert len(run(program, shards, 6, engine, **WITHIN[change])) == 6
     whole = {"absent": {2: frozenset({"p01"}), 3: frozenset({"p01"})}}
-    masked, plain = (run(program, shards, 6, engine, one, **whole) for one in (PairwiseMasks(), InTheOpen()))
+    masked, plain = (run(program, shards, 6, engine, one, **whole) for one in (PairwiseMasks(), PlainReduction()))
     assert_allclose(masked[-1].model["H"], plain[-1].model["H"], rtol=1e-6, atol=1e-8)
 
 

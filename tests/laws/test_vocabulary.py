@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, DataError, ParameterError, PartyError
@@ -64,7 +64,7 @@ def shards_of(held, key=KEY, options=""):
 
 
 def openly(held, rule, **options):
-    return agree(shards_of(held), Sequential(), rule, reduction=InTheOpen(), **options)
+    return agree(shards_of(held), Sequential(), rule, reduction=PlainReduction(), **options)
 
 
 def pooled(held, least_documents, least_parties):
@@ -203,7 +203,7 @@ def test_nor_in_what_the_server_sees_of_open_sums():
     """Without masks there is less to hide behind: hashes and pads alone keep the words from the server."""
     held, rounds = corpus(), []
     rule = VocabularyAgreement(1, 2, words_expected=40)
-    agree(shards_of(held), Sequential(record=True), rule, reduction=InTheOpen(), watch=rounds.append)
+    agree(shards_of(held), Sequential(record=True), rule, reduction=PlainReduction(), watch=rounds.append)
     halves = [
         Message({name: array // 2 for name, array in m.arrays.items() if array.dtype == np.int64}) for m in seen(rounds)
     ]
@@ -255,7 +255,7 @@ def test_whoever_has_the_key_can_test_words_and_nobody_else():
     held = {f"p{number}": dict.fromkeys(listed[number * 200 : number * 200 + 200], 1) for number in range(3)}
     held = {name: words | {"cat": 1} for name, words in held.items()}
     rounds, rule = [], VocabularyAgreement(1, 2, words_expected=400)
-    agree(shards_of(held), Sequential(record=True), rule, reduction=InTheOpen(), seed=7, watch=rounds.append)
+    agree(shards_of(held), Sequential(record=True), rule, reduction=PlainReduction(), seed=7, watch=rounds.append)
     layout = Layout(("p0", "p1", "p2"), 0, 7)
     own, others = listed[:600], listed[600:]
     known = guess(rounds, listed, KEY, layout)
@@ -277,7 +277,7 @@ def test_the_printed_probability_holds():
     shards = shards_of(held)
     rule = VocabularyAgreement(1, 2, words_expected=4000, false_pass=0.02)
     rounds = []
-    agreement = agree(shards, Sequential(), rule, reduction=InTheOpen(), seed=2, watch=rounds.append)
+    agreement = agree(shards, Sequential(), rule, reduction=PlainReduction(), seed=2, watch=rounds.append)
     assert 1e-4 < agreement.false_pass <= 0.02
     left = sum(len(state.left.words) for state in rounds[-1].checkpoint.parties.values())
     passed = left - 3 * agreement.vocabulary.n_columns
@@ -382,7 +382,7 @@ def test_a_party_with_another_key_or_other_options_is_noticed(change, is_masked)
     held = corpus()
     shards = shards_of(held)
     shards[2] = shards_of(held, **{"key": KEY, "options": "", **change})[2]
-    reduction = None if is_masked else InTheOpen()
+    reduction = None if is_masked else PlainReduction()
     with pytest.raises(PartyError, match="another key, or other options") as caught:
         agree(shards, Sequential(), VocabularyAgreement(1, 2), reduction=reduction)
     assert not any(word in str(caught.value) for word in (*SHARED, RARE))
@@ -393,9 +393,9 @@ def test_a_sum_without_a_party_is_refused():
     for absent in ({0: frozenset({"p1"})}, {2: frozenset({"p1"})}):
         schedule = Schedule(9, 1, absent=absent)
         with pytest.raises(PartyError, match="missing from a sum"):
-            list(Sequential().run(rule, shards, schedule, reduction=InTheOpen()))
+            list(Sequential().run(rule, shards, schedule, reduction=PlainReduction()))
     with pytest.raises((PartyError, ParameterError)):
-        list(Sequential().run(rule, shards, Schedule(24, 1, silent={2: {"p1": 0}}), reduction=masks_for_words(4)))
+        list(Sequential().run(rule, shards, Schedule(24, 1, dropouts={2: {"p1": 0}}), reduction=masks_for_words(4)))
 
 
 def test_parties_without_any_word_take_part():
@@ -461,7 +461,7 @@ def test_no_word_is_shown(recorded):
 def test_columns_come_in_an_order_that_needs_the_key():
     held, rule = corpus(), VocabularyAgreement(1, 2, words_expected=40)
     one, same = (openly(held, rule, seed=4).vocabulary.words for _ in range(2))
-    other = agree(shards_of(held, key_from_seed(4)), Sequential(), rule, reduction=InTheOpen(), seed=4)
+    other = agree(shards_of(held, key_from_seed(4)), Sequential(), rule, reduction=PlainReduction(), seed=4)
     assert one == same
     assert set(one) == set(other.vocabulary.words)
     assert one != other.vocabulary.words
@@ -598,7 +598,7 @@ def test_an_agreement_with_the_same_key_later_shares_no_pad_and_no_place():
     held, rule = corpus(), VocabularyAgreement(1, 2, words_expected=40)
     told = []
     for seed in (1, 2):
-        agree(shards_of(held), Sequential(), rule, reduction=InTheOpen(), seed=seed, watch=told.append)
+        agree(shards_of(held), Sequential(), rule, reduction=PlainReduction(), seed=seed, watch=told.append)
     sums = [one.model["narrow"] for one in told if "narrow" in one.model.arrays]
     assert len(sums) == 2
     size = min(map(len, sums))

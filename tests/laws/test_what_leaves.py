@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from partsong import methods
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.runner import attack
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import key
@@ -108,7 +108,7 @@ def shards_of(case: Case, rows: tuple[int, ...]) -> list[Shard]:
 def recorded(recipe: str, rows: tuple[int, ...] = ROWS) -> tuple[Any, ...]:
     case = CASES[recipe]
     shards = shards_of(case, rows)
-    done = case.engine.run(case.program, shards, Schedule(case.rounds, SEED), reduction=InTheOpen())
+    done = case.engine.run(case.program, shards, Schedule(case.rounds, SEED), reduction=PlainReduction())
     return tuple(done)
 
 

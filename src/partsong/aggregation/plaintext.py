@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from partsong.core.interfaces import Aggregation, Layout, Message, Occasion
+from partsong.core.interfaces import Aggregation, Layout, Message, ReductionContext
 from partsong.errors import PartyError
 
 
@@ -18,7 +18,7 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True)
-class InTheOpen:
+class PlainReduction:
     """Every upload is seen by the server as it is: one phase, any aggregation.
 
     Engines have checked each upload by itself; those that differ from each other in names or shapes are refused here.
@@ -30,28 +30,28 @@ class InTheOpen:
     def check(self, aggregation: Aggregation) -> None:
         """Every aggregation can read open uploads."""
 
-    def enrol(self, party: str, secret: int, layout: Layout) -> None:
+    def setup_party(self, party: str, secret: int, layout: Layout) -> None:
         return None
 
-    def begin(self, standing: None, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Message:
+    def start(self, party_state: None, upload: Message, aggregation: Aggregation, context: ReductionContext) -> Message:
         return upload
 
-    def send(self, phase: int, state: Message, heard: Message) -> tuple[Message, Message]:
+    def client_step(self, phase: int, state: Message, reply: Message) -> tuple[Message, Message]:
         return state, state
 
-    def rest(self, state: Message) -> None:
+    def finish_party(self, state: Message) -> None:
         return None
 
-    def first(self, state: None, occasion: Occasion) -> int:
+    def first_phase(self, state: None, context: ReductionContext) -> int:
         return 0
 
-    def hear(
-        self, phase: int, inbox: Mapping[str, Message], state: Inbox | None, occasion: Occasion
+    def server_step(
+        self, phase: int, inbox: Mapping[str, Message], state: Inbox | None, context: ReductionContext
     ) -> tuple[Inbox, Message]:
         """Keep the uploads in name order; nothing needs to be answered."""
         names = sorted(inbox)
         if not names:
-            raise PartyError(f"Nobody was heard in round {occasion.index}: every party fell silent.")
+            raise PartyError(f"Nobody was heard in round {context.index}: every party fell silent.")
         expected = _shapes(inbox[names[0]])
         for name in names:
             if _shapes(inbox[name]) != expected:
@@ -61,11 +61,11 @@ class InTheOpen:
                 )
         return Inbox(tuple(names), tuple(inbox[name] for name in names)), Message({})
 
-    def total(
-        self, state: Inbox, aggregation: Aggregation, occasion: Occasion
+    def result(
+        self, state: Inbox, aggregation: Aggregation, context: ReductionContext
     ) -> tuple[None, Message, tuple[str, ...]]:
         """Aggregate in name order; nothing is kept."""
-        return None, aggregation(state.uploads, occasion.model), state.names
+        return None, aggregation(state.uploads, context.model), state.names
 
 
 def _shapes(message: Message) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.exact_sums import from_differences, from_statistics
 from partsong.attacks.findings import Finding, Observer, PartyFindings, Recovery, SentArray, first_names, rows_within
 from partsong.attacks.membership import largest_share, membership
@@ -146,7 +146,7 @@ class RecordedRun:
     traffic: Sequence[Traffic]
     program: Any
     layout: Layout
-    reduction: Reduction = InTheOpen()
+    reduction: Reduction = PlainReduction()
     asynchronous: bool = False
     shards: Mapping[str, Shard] = field(default_factory=dict)
     truth: Mapping[str, Any] = field(default_factory=dict)
@@ -206,7 +206,7 @@ def findings(
     recorded runs of the same parties, whose uploads add to these. `candidates` (c × m) are rows that are tested for
     membership. `seconds` is how long all searches together may take.
     """
-    with runtime.kernels_on(1):  # BLAS on several threads is far slower for matrices as small as these
+    with runtime.limit_kernel_threads(1):  # BLAS on several threads is far slower for matrices as small as these
         run = replace(run, truth=run.truth if truth is None else truth)
         people = None if candidates is None else numbers(candidates)
         return _findings(run, attacker, parties, others, lambda targets: Search(seconds, targets, people))

@@ -15,7 +15,7 @@ from partsong.attacks.exact_sums import from_differences, from_statistics
 from partsong.attacks.findings import Finding, Observer
 from partsong.attacks.reconstruction import last_addend
 from partsong.attacks.transcript import Exchange, Scene, numbers
-from partsong.core.interfaces import Layout, Message, Occasion, Program, Reducible, Reduction, Shard, State
+from partsong.core.interfaces import Layout, Message, ReductionContext, Program, Reducible, Reduction, Shard, State
 from partsong.errors import ParameterError
 from partsong.training.traffic import Traffic
 
@@ -91,12 +91,12 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     standing, exchanges = None, []
     for index, sent in enumerate(traffic):
         try:
-            phase, state, occasion = _opened(sent, reduction, standing, Occasion(index, (), layout, model))
+            phase, state, context = _opened(sent, reduction, standing, ReductionContext(index, (), layout, model))
             for later in range(phase + 1, reduction.phases):
                 inbox = {party: message for party, at, message in sent if at == later}
-                state, _ = reduction.hear(later, inbox, state, occasion)
-            standing, total, included = reduction.total(state, Sum(), occasion)
-            unheard = tuple(name for name in occasion.participants if name not in included)
+                state, _ = reduction.server_step(later, inbox, state, context)
+            standing, total, included = reduction.result(state, Sum(), context)
+            unheard = tuple(name for name in context.participants if name not in included)
             exchanges.append(Exchange(dict.fromkeys(included, model), {}, total, unheard))
             server, model = program.finish(server, program.aggregation.lower(total))
         except BROKEN as error:
@@ -107,8 +107,8 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     return exchanges
 
 
-def _opened(sent: Traffic, reduction: Reduction, standing: State, asked: Occasion) -> tuple[int, State, Occasion]:
-    """The phase with which a sum begins, the server's state after it, and the occasion with all who were asked.
+def _opened(sent: Traffic, reduction: Reduction, standing: State, asked: ReductionContext) -> tuple[int, State, ReductionContext]:
+    """The phase with which a sum begins, the server's state after it, and the context with all who were asked.
 
     Who was asked and never heard has left nothing in the traffic. But what the others have signed is bound to all who
     were asked, so that the first phase can be read for one set of them alone.
@@ -117,10 +117,10 @@ def _opened(sent: Traffic, reduction: Reduction, standing: State, asked: Occasio
     inbox = {party: message for party, at, message in sent if at == phase}
     trouble: Exception | None = None
     for names in islice(_likely(senders, asked.layout.parties), MOST_TRIED):
-        occasion = replace(asked, participants=names)
+        context = replace(asked, participants=names)
         try:
-            if reduction.first(standing, occasion) == phase:
-                return phase, reduction.hear(phase, inbox, standing, occasion)[0], occasion
+            if reduction.first_phase(standing, context) == phase:
+                return phase, reduction.server_step(phase, inbox, standing, context)[0], context
         except BROKEN as error:
             trouble = trouble or error
     raise trouble or ValueError(f"no sum begins with phase {phase} here.")

@@ -15,7 +15,7 @@ from partsong.console.options import AsJson, examples
 from partsong.console.output import guarded, put_json, require_writable
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Shard
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.data.partition import by_label
@@ -148,7 +148,7 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
 
 def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, verbose: int) -> tuple[MethodResult, ...]:
     found: list[MethodResult] = []
-    with held() as interrupts:
+    with graceful_interrupt() as interrupts:
         for candidate in entered:
             with progress(verbose, candidate.rounds, None, candidate.name) as watch:
                 found.append(run_candidate(candidate, shards, seed, watch, interrupts))
@@ -174,7 +174,7 @@ def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: i
             "rank": str(RANK),
             "split": f"{PARTIES} parties, label mixtures drawn from Dirichlet({CONCENTRATION:g} · label frequencies)",
             "seed": str(seed),
-            "threads": str(runtime.available()),
+            "threads": str(runtime.available_threads()),
         },
         versions={"partsong": runtime.package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent="The rows X_p and the weights W_p never left a party. Sums that a party sends in the open still "

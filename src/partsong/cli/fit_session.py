@@ -42,7 +42,7 @@ from partsong.console.tables import require_meaningful
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Round
 from partsong.core.parameters import SHARE
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.core.streams import fresh_seed
 from partsong.errors import CompositionError, FileError, FormatError, ParameterError
 from partsong.estimators.federated_nmf import FederatedNMF
@@ -354,7 +354,7 @@ class Session(FitObserver):
         """Fit, save and report; whether Ctrl-C was pressed."""
         began, options = time.perf_counter(), self.options
         earlier = self.saved.history[-1].seconds if self.saved is not None and self.saved.history else 0.0
-        with runtime.using_threads(options.threads or runtime.available()), held(FINISHING) as pressed:
+        with runtime.limit_threads(options.threads or runtime.available_threads()), graceful_interrupt(FINISHING) as pressed:
             W = self._fit()
             seconds = earlier + time.perf_counter() - began
             result = Result(self.options, self.estimator, self.holdings, self.fit, self.settings, self.training,
@@ -431,7 +431,7 @@ class Session(FitObserver):
         }
         own = folder.path / run_folder.CHECKPOINT
         resumes = options.resume is not None and place_of(options.resume).resolve() == own.resolve()
-        folder.begin(asked, model_file.machine_versions(options.threads or runtime.available()), kept, resumes=resumes)
+        folder.begin(asked, model_file.machine_versions(options.threads or runtime.available_threads()), kept, resumes=resumes)
         missing = "" if saved is None else missing_traffic(
             folder.path, kept, saved.checkpoint.index, is_recorded=options.record
         )  # fmt: skip

@@ -39,7 +39,7 @@ from partsong.console.output import (
 )
 from partsong.console.tables import read_table, require_meaningful
 from partsong.core.interfaces import Matrix
-from partsong.core.runtime import available, kernels_on
+from partsong.core.runtime import available_threads, limit_kernel_threads
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.data.table import Table
@@ -221,7 +221,7 @@ def weights_of(table: Table, model: Model, threads: int | None, missing: str = M
         require_transformable(table.X, dtype=kind)
     matrix: Matrix = observed(table.X, kind) if missing == IGNORE else as_matrix(table.X, kind)
     Ht = np.ascontiguousarray(model.components.T)
-    with kernels_on(threads or available()):
+    with limit_kernel_threads(threads or available_threads()):
         W = ObservedRows(solver_of("hals", *penalties_of(model.settings))).solve_rows(matrix, Ht)
         distance = max(0.0, matrix.squared_distance(W, Ht))
         norm = matrix.squared_norm

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import typer
 
 from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
-from partsong.core.runtime import press
+from partsong.core.runtime import trigger
 from partsong.errors import FileError, MissingExtra, PartsongError
 from partsong.io.opening import place_of
 from partsong.io.write import as_json, first_formula, require_writable_file
@@ -220,7 +220,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
         _running.got_sigterm = True
         if callable(signal.getsignal(signal.SIGINT)):
             signal.raise_signal(signal.SIGINT)
-        elif not press():
+        elif not trigger():
             raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread()

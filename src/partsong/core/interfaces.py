@@ -231,7 +231,7 @@ class Schedule:
     rounds: int
     seed: int = 0
     absent: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    silent: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    dropouts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     kernel_threads: int = 1
     on_party_error: str = "raise"
 
@@ -249,7 +249,7 @@ class Schedule:
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse names that no party has."""
-        named = {name for group in (*self.absent.values(), *self.silent.values()) for name in group}
+        named = {name for group in (*self.absent.values(), *self.dropouts.values()) for name in group}
         unknown = sorted(named - set(names))
         if unknown:
             raise ParameterError(
@@ -330,12 +330,12 @@ class UpdateRule(Protocol):
     """min_F ½‖A − F B‖² over F ≥ 0, one step, from the normal equations alone. Never sees X, a seed or a network."""
 
     @property
-    def claims(self) -> frozenset[Claim]: ...
+    def guarantees(self) -> frozenset[Guarantee]: ...
     def init(self, factor: Array) -> State: ...
     def step(self, factor: Array, equations: Any, state: State) -> tuple[Array, State]: ...
 
 
-class Claim(enum.Enum):
+class Guarantee(enum.Enum):
     """What a rule promises; each promise is a law that the tests hold it to."""
 
     MONOTONE = "a step never raises the objective"
@@ -387,7 +387,7 @@ class ServerUpdate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class ReductionContext:
     """Which sum this is: the round, who takes part in it, what everybody may know, and the model they were sent."""
 
     index: int
@@ -414,16 +414,16 @@ class Reduction(Protocol):
     @property
     def hides_uploads(self) -> bool: ...
     def check(self, aggregation: Aggregation) -> None: ...
-    def enrol(self, party: str, secret: int, layout: Layout) -> State: ...
-    def begin(self, standing: State, upload: Message, aggregation: Aggregation, occasion: Occasion) -> State: ...
-    def send(self, phase: int, state: State, heard: Message) -> tuple[State, Message]: ...
-    def rest(self, state: State) -> State: ...
-    def first(self, state: State, occasion: Occasion) -> int: ...
-    def hear(
-        self, phase: int, inbox: Mapping[str, Message], state: State, occasion: Occasion
+    def setup_party(self, party: str, secret: int, layout: Layout) -> State: ...
+    def start(self, party_state: State, upload: Message, aggregation: Aggregation, context: ReductionContext) -> State: ...
+    def client_step(self, phase: int, state: State, reply: Message) -> tuple[State, Message]: ...
+    def finish_party(self, state: State) -> State: ...
+    def first_phase(self, state: State, context: ReductionContext) -> int: ...
+    def server_step(
+        self, phase: int, inbox: Mapping[str, Message], state: State, context: ReductionContext
     ) -> tuple[State, Message]: ...
-    def total(
-        self, state: State, aggregation: Aggregation, occasion: Occasion
+    def result(
+        self, state: State, aggregation: Aggregation, context: ReductionContext
     ) -> tuple[State, Message, tuple[str, ...]]: ...
 
 
@@ -655,7 +655,7 @@ class Ask:
     participants: tuple[str, ...]
     names: tuple[str, ...]
     message: Message
-    silent: frozenset[str] = frozenset()
+    dropouts: frozenset[str] = frozenset()
     stops: str | None = None
 
 

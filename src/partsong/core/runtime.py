@@ -40,17 +40,17 @@ ENDING = "Interrupted: waiting for the iteration or the last solve that is runni
 
 
 @dataclass(slots=True)
-class Interrupts:
+class InterruptCounter:
     """How often Ctrl-C was pressed while it was held back."""
 
     count: int = 0
 
 
 _holding: list[Callable[[int, object], None]] = []
-_counting: list[Interrupts] = []
+_counting: list[InterruptCounter] = []
 
 
-def press() -> bool:
+def trigger() -> bool:
     """Where SIGINT is ignored: an interrupt by other means, for the block that holds them; False if there is none."""
     if not _holding:
         return False
@@ -59,18 +59,18 @@ def press() -> bool:
 
 
 @contextmanager
-def held(note: str = ENDING) -> Iterator[Interrupts]:
+def graceful_interrupt(note: str = ENDING) -> Iterator[InterruptCounter]:
     """Within this block the first Ctrl-C is only counted (and `note` is shown); every further one breaks off.
 
     Nothing is held where signals do not arrive (threads other than the main one) or have a handler of somebody else's.
-    Within another block of this kind it is the outer one that counts, for both. Where signals are ignored, `press`
+    Within another block of this kind it is the outer one that counts, for both. Where signals are ignored, `trigger`
     takes their place.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and _counting:
         yield _counting[0]
         return
-    pressed = Interrupts()
+    pressed = InterruptCounter()
 
     def hold(number: int, frame: object) -> None:
         pressed.count += 1
@@ -103,7 +103,7 @@ def held(note: str = ENDING) -> Iterator[Interrupts]:
 T = TypeVar("T")
 
 
-class once(Generic[T]):
+class cached_property(Generic[T]):
     """Like functools.cached_property, which in Python 3.11 locks all instances at once.
 
     There parties would wait for each other, and a process forked at that moment for ever. Two threads may both
@@ -118,10 +118,10 @@ class once(Generic[T]):
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> once[T]: ...
+    def __get__(self, instance: None, owner: type) -> cached_property[T]: ...
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
-    def __get__(self, instance: object | None, owner: type) -> T | once[T]:
+    def __get__(self, instance: object | None, owner: type) -> T | cached_property[T]:
         if instance is None:
             return self
         value = self.compute(instance)
@@ -142,7 +142,7 @@ _outer_threads: float = math.inf
 _is_forked = False
 
 
-def available() -> int:
+def available_threads() -> int:
     """The threads this process may use: PARTSONG_NUM_THREADS, else the cores it is allowed to run on.
 
     Fewer where somebody has set a lower limit for others: OMP_NUM_THREADS and NUMBA_NUM_THREADS (as joblib does in its
@@ -183,7 +183,7 @@ def _blas() -> Any:
 
 
 @contextmanager
-def kernels_on(threads: int) -> Iterator[None]:
+def limit_kernel_threads(threads: int) -> Iterator[None]:
     """Within this block kernels use `threads` threads and every BLAS call exactly one.
 
     Overflow is no warning here: it shows in the objective, and ends a run as its outcome.
@@ -200,7 +200,7 @@ def kernels_on(threads: int) -> Iterator[None]:
         _kernel_threads.reset(token)
 
 
-def ranges(total: int, work: float, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
+def split_range(total: int, work: float, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
     """Contiguous ranges of 0…total, one per thread; `weights` is a running total (as in CSR) to balance instead."""
     parts = 1 if work < SMALL_WORK else max(1, min(_kernel_threads.get(), total))
     if parts == 1:
@@ -216,7 +216,7 @@ def ranges(total: int, work: float, weights: Sequence[int] | None = None) -> lis
     return [(a, b) for a, b in pairwise(cuts) if b > a] or [(0, total)]
 
 
-def over(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
+def map_ranges(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
     """Call work(start, stop) for each piece, in parallel, and return the results in order."""
     if len(pieces) == 1:
         return [work(*pieces[0])]
@@ -283,7 +283,7 @@ THREADS = "PARTSONG_NUM_THREADS"
 
 
 @contextmanager
-def using_threads(count: int) -> Iterator[None]:
+def limit_threads(count: int) -> Iterator[None]:
     """Within this block all of partsong goes by this number of threads."""
     before = os.environ.get(THREADS)
     os.environ[THREADS] = str(count)

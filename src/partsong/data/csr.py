@@ -58,7 +58,7 @@ class CsrRows:
     def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
         """Σ work(block) over the stored cells; `per_cell` counts for each of them."""
         effort = self.by_row.indptr * np.int64(GATHER_COST)
-        pieces = runtime.ranges(self.shape[0], per_cell * float(effort[-1]), effort)
+        pieces = runtime.split_range(self.shape[0], per_cell * float(effort[-1]), effort)
         return self.summed_over_tiles(pieces, lambda at: work(self._block(at)))
 
     def summed_over_tiles(self, pieces: list[tuple[int, int]], work: Callable[[slice], Sums]) -> Sums:
@@ -68,7 +68,7 @@ class CsrRows:
             starts = range(start, stop, TILE_ROWS) or [start]
             return reduce(kernels.add, (work(slice(a, min(a + TILE_ROWS, stop))) for a in starts))
 
-        return reduce(kernels.add, runtime.over(pieces, over_piece))
+        return reduce(kernels.add, runtime.map_ranges(pieces, over_piece))
 
     def _block(self, at: slice) -> RowBlock:
         side = self.by_row

@@ -12,7 +12,7 @@ import numpy as np
 from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import RowBlock, Sums
-from partsong.core.runtime import once
+from partsong.core.runtime import cached_property
 from partsong.data.scan import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges, mapping
 from partsong.kernels import fused_steps, nnls, numpy_backend
 from partsong.kernels.fused_steps import Move, Turns, most_turns
@@ -49,11 +49,11 @@ class DenseMatrix:
     def stored(self) -> int:
         return self.shape[0] * self.shape[1]
 
-    @once
+    @cached_property
     def squared_norm(self) -> float:
         return self._sum(lambda block: nnls.inner_rows(block, block))
 
-    @once
+    @cached_property
     def mean(self) -> float:
         total = self._sum(lambda block: float(block.sum(dtype=np.float64)))
         return total / max(1, self.shape[0] * self.shape[1])
@@ -96,7 +96,7 @@ class DenseMatrix:
 
             return cross, *self._summed_over_tiles(start, stop, on_tile)
 
-        total = reduce(kernels.add, runtime.over(self._pieces(k), work))
+        total = reduce(kernels.add, runtime.map_ranges(self._pieces(k), work))
         return np.ascontiguousarray(total[0].T, self.dtype), total[1:]
 
     def walk(self, Ht: np.ndarray, step: Callable[[slice, np.ndarray], Sums]) -> Sums:
@@ -107,14 +107,14 @@ class DenseMatrix:
                 kernels.add, (step(slice(a, b), product) for a, b, product in self._products(start, stop, Ht))
             )
 
-        return reduce(kernels.add, runtime.over(self._pieces(Ht.shape[1]), work))
+        return reduce(kernels.add, runtime.map_ranges(self._pieces(Ht.shape[1]), work))
 
     def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
         def on_tile(at: slice, tile: np.ndarray) -> Sums:
             return work(RowBlock(at, self.shape[1], tile=tile))
 
-        pieces = runtime.ranges(self.shape[0], per_cell * self.stored)
-        return reduce(kernels.add, runtime.over(pieces, lambda a, b: self._summed_over_tiles(a, b, on_tile)))
+        pieces = runtime.split_range(self.shape[0], per_cell * self.stored)
+        return reduce(kernels.add, runtime.map_ranges(pieces, lambda a, b: self._summed_over_tiles(a, b, on_tile)))
 
     def transposed(self) -> DenseMatrix:
         return DenseMatrix(self.X.T, self.dtype)
@@ -126,7 +126,7 @@ class DenseMatrix:
             for a, b, product in self._products(start, stop, B):
                 out[a:b] = product
 
-        runtime.over(self._pieces(B.shape[1]), work)
+        runtime.map_ranges(self._pieces(B.shape[1]), work)
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ class DenseMatrix:
                 total += A[a:b].T @ tile
             return total
 
-        parts = runtime.over(self._pieces(A.shape[1]), work)
+        parts = runtime.map_ranges(self._pieces(A.shape[1]), work)
         return np.ascontiguousarray(sum(parts[1:], parts[0]).T)
 
     def _by_columns(self, A: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ class DenseMatrix:
                     total += block.T @ A[a:b]
                 out[first:last] = total
 
-        runtime.over(runtime.ranges(m, 2.0 * n * m * A.shape[1]), work)
+        runtime.map_ranges(runtime.split_range(m, 2.0 * n * m * A.shape[1]), work)
         return out
 
     def _summed_over_tiles(self, start: int, stop: int, work: Callable[[slice, np.ndarray], Sums]) -> Sums:
@@ -233,14 +233,14 @@ class DenseMatrix:
                 total += float(np.vdot(rest, rest))
             return total
 
-        return sum(runtime.over(self._pieces(Ht.shape[1]), work))
+        return sum(runtime.map_ranges(self._pieces(Ht.shape[1]), work))
 
     @property
     def _tiles(self) -> Tiles:
         return Tiles(self.X, self.dtype)
 
     def _pieces(self, columns: int) -> list[tuple[int, int]]:
-        return runtime.ranges(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))
+        return runtime.split_range(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))
 
     def _summed_together(self, columns: int) -> int:
         """Rows whose products are summed in the type of the data."""
@@ -260,4 +260,4 @@ class DenseMatrix:
         def work(start: int, stop: int) -> float:
             return sum(function(block) for *_, block in self._tiles.blocks((start, stop), (0, self.shape[1])))
 
-        return sum(runtime.over(self._pieces(1), work))
+        return sum(runtime.map_ranges(self._pieces(1), work))

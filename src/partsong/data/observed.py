@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong.core import runtime
 from partsong.core.interfaces import Sums
-from partsong.core.runtime import once
+from partsong.core.runtime import cached_property
 from partsong.data.conversion import array_of, float_type, form_errors
 from partsong.data.csr import GATHER_COST, CsrRows
 from partsong.data.scan import BLOCK_BYTES, few, is_sparse
@@ -45,11 +45,11 @@ class ObservedMatrix(CsrRows):
         """Columns without a known cell, counted from 0: no fit can tell what belongs there."""
         return np.flatnonzero(np.diff(self.by_column.indptr) == 0)
 
-    @once
+    @cached_property
     def squared_norm(self) -> float:
         return float(np.einsum("i,i->", self.by_row.data, self.by_row.data, dtype=np.float64))
 
-    @once
+    @cached_property
     def mean(self) -> float:
         """The mean known entry; 0 where nothing is known."""
         return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.stored)
@@ -79,21 +79,21 @@ class ObservedMatrix(CsrRows):
         side = self.by_row
         entries = side.indptr, side.indices, side.data, W, Ht
         add = compiled.squared_distance
-        return float(sum(runtime.over(self.pieces(Ht.shape[1]), lambda a, b: add(*entries, a, b))))
+        return float(sum(runtime.map_ranges(self.pieces(Ht.shape[1]), lambda a, b: add(*entries, a, b))))
 
     def residuals(self, W: np.ndarray, Ht: np.ndarray) -> np.ndarray:
         """x_ij − w_i·h_j of each known cell in float64, in the order of `by_row.data`."""
         side, out = self.by_row, np.empty(self.stored)
         entries = side.indptr, side.indices, side.data, W, Ht
         fill = compiled.residuals
-        runtime.over(self.pieces(Ht.shape[1]), lambda a, b: fill(*entries, a, b, out))
+        runtime.map_ranges(self.pieces(Ht.shape[1]), lambda a, b: fill(*entries, a, b, out))
         return out
 
     def pieces(self, per_entry: float, per_row: float = 0.0) -> list[tuple[int, int]]:
         """Ranges of rows with equal effort, one per thread; costs are in multiply-adds."""
         rows = self.shape[0]
         effort = self.by_row.indptr * (per_entry * GATHER_COST) + np.arange(rows + 1) * per_row
-        return runtime.ranges(rows, 2.0 * float(effort[-1]), effort)
+        return runtime.split_range(rows, 2.0 * float(effort[-1]), effort)
 
 
 def observed(X: Any, precision: Any = None) -> ObservedMatrix:

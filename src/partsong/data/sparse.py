@@ -10,7 +10,7 @@ import numpy as np
 
 from partsong.core import runtime
 from partsong.core.interfaces import Sums
-from partsong.core.runtime import once
+from partsong.core.runtime import cached_property
 from partsong.data.csr import CHUNK, GATHER_COST, CsrRows, chunks
 from partsong.data.dense import FEW_COMPONENTS
 from partsong.kernels import csr_products, fused_steps, numpy_backend
@@ -43,12 +43,12 @@ class SparseMatrix(CsrRows):
         is_small = by_row.data.nbytes + by_row.indices.nbytes <= SECOND_COPY_BYTES
         return SparseMatrix(by_row, by_row.T.tocsr() if is_small else None)
 
-    @once
+    @cached_property
     def squared_norm(self) -> float:
         data = self.by_row.data
         return sum(float(np.square(data[chunk], dtype=np.float64).sum()) for chunk in chunks(data))
 
-    @once
+    @cached_property
     def mean(self) -> float:
         return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.shape[0] * self.shape[1])
 
@@ -72,7 +72,7 @@ class SparseMatrix(CsrRows):
     def times(self, B: np.ndarray) -> np.ndarray:
         out = np.empty((self.shape[0], B.shape[1]), self.dtype)
         B = np.ascontiguousarray(B, self.dtype)
-        runtime.over(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
+        runtime.map_ranges(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:
@@ -82,11 +82,11 @@ class SparseMatrix(CsrRows):
         entries = side.indptr, side.indices, side.data, A
         if self.by_column is not None:
             gather = csr_products.gather_rows
-            runtime.over(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
+            runtime.map_ranges(self._pieces(side, A.shape[1]), lambda a, b: gather(*entries, a, out[a:b]))
             return out
         scatter = csr_products.scatter_columns
         total = np.empty(out.shape, np.float64 if out.size <= EXACT_SUMS else self.dtype)
-        runtime.over(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
+        runtime.map_ranges(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
 
     def most_turns(self, rank: int, move: Move) -> int:
@@ -113,7 +113,7 @@ class SparseMatrix(CsrRows):
         side = self.by_row
         entries = side.indptr, side.indices, side.data, Ht
         inner = csr_products.inner_with_rows
-        parts = runtime.over(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
+        parts = runtime.map_ranges(self._pieces(side, Ht.shape[1]), lambda a, b: inner(*entries, W[a:b], a))
         squared = self.squared_norm - 2 * sum(parts) + float(np.vdot(numpy_backend.gram(W), numpy_backend.gram(Ht)))
         if squared > TRUSTED * self.squared_norm:
             return squared
@@ -136,13 +136,13 @@ class SparseMatrix(CsrRows):
         """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""
         rows = side.shape[0]
         effort = side.indptr * np.int64(GATHER_COST) + np.arange(rows + 1, dtype=np.int64) * per_row
-        return runtime.ranges(rows, 2.0 * columns * float(effort[-1]), effort)
+        return runtime.split_range(rows, 2.0 * columns * float(effort[-1]), effort)
 
     def _column_pieces(self, columns: int) -> list[tuple[int, int]]:
         """Ranges of columns with equal numbers of entries."""
         counts = sum(np.bincount(self.by_row.indices[c], minlength=self.shape[1]) for c in chunks(self.by_row.data))
         effort = np.concatenate([[0], np.cumsum(counts)]) * np.int64(GATHER_COST)
-        return runtime.ranges(self.shape[1], 2.0 * columns * float(effort[-1]), effort.tolist())
+        return runtime.split_range(self.shape[1], 2.0 * columns * float(effort[-1]), effort.tolist())
 
 
 def _product(side: Any, B: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 from partsong import kernels
 from partsong.core.interfaces import RowBlock, Sums
-from partsong.core.runtime import once
+from partsong.core.runtime import cached_property
 
 FEWEST_SUMMED, MOST_SUMMED = 64, 1024
 """Rows whose products are summed in the type of the data."""
@@ -24,7 +24,7 @@ class TensorMatrix:
 
     X: Any
 
-    @once
+    @cached_property
     def X_transposed(self) -> Any:
         """Xᵀ: a view of strided data; for CSR, whose view torch cannot multiply, a second copy."""
         if self.X.layout is _strided():
@@ -43,11 +43,11 @@ class TensorMatrix:
     def stored(self) -> int:
         return int(self._values.numel())
 
-    @once
+    @cached_property
     def squared_norm(self) -> float:
         return float((self._values.double() ** 2).sum())
 
-    @once
+    @cached_property
     def mean(self) -> float:
         return float(self._values.double().sum()) / max(1, self.shape[0] * self.shape[1])
 

@@ -17,7 +17,7 @@ from partsong.core.interfaces import (
     AsyncCheckpoint,
     Checkpoint,
     Layout,
-    Occasion,
+    ReductionContext,
     Program,
     Reduction,
     Round,
@@ -96,15 +96,15 @@ def asynchronous(
     if reduction.hides_uploads:
         raise CompositionError(
             f"{kind} lets the server see sums alone, but an asynchronous server takes in one upload at a time and sees "
-            "each by definition. Use InTheOpen, with noise added at the parties if uploads are to be protected, or a "
+            "each by definition. Use PlainReduction, with noise added at the parties if uploads are to be protected, or a "
             "synchronous engine."
         )
     if reduction.phases != 1:
         raise CompositionError(
             f"{kind} takes {reduction.phases} exchanges for a sum, and an asynchronous party sends once. Use "
-            "InTheOpen, or a synchronous engine."
+            "PlainReduction, or a synchronous engine."
         )
-    if schedule.absent or schedule.silent:
+    if schedule.absent or schedule.dropouts:
         raise ParameterError(
             "A schedule with absent or silent parties speaks of rounds that all parties share; an asynchronous run has "
             "none. Let a party be slow instead (Durations(stragglers={name: factor}) on the virtual clock), leave out "
@@ -144,10 +144,10 @@ def taken_in(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arr
     if isinstance(sent, PartsongError):
         return _refused(run, point, arrival, sent), sums
     program, reduction = run.program, run.reduction
-    occasion = Occasion(item.version, (name,), run.layout, item.model)
-    with runtime.kernels_on(run.schedule.kernel_threads):
-        state, answer = reduction.hear(0, {name: sent}, sums, occasion)
-        sums, aggregate, included = reduction.total(state, program.aggregation, occasion)
+    context = ReductionContext(item.version, (name,), run.layout, item.model)
+    with runtime.limit_kernel_threads(run.schedule.kernel_threads):
+        state, answer = reduction.server_step(0, {name: sent}, sums, context)
+        sums, aggregate, included = reduction.result(state, program.aggregation, context)
         check_sum(aggregate, included, point.index)
         handed_over = [aggregate]
         del aggregate  # as large as the model; the program lets go of its copy when it can

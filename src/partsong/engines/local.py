@@ -95,7 +95,7 @@ class Parallel(InProcess):
             raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.", parameter="workers")
 
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
-        return side_by_side(work, names, self.workers or runtime.available())
+        return side_by_side(work, names, self.workers or runtime.available_threads())
 
 
 def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: int) -> dict[str, Result]:
@@ -231,7 +231,7 @@ class LocalParties:
             party, state = self.parties[name], self.states[name]
             try:
                 state = party.begun(state, ask) if ask.kind == "work" else state
-                if name not in ask.silent:
+                if name not in ask.dropouts:
                     state, messages[name] = party.sent(state, ask)
             except PartsongError as error:
                 faults[name] = fault_of(error, ask.stops)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partsong.core import runtime
-from partsong.core.interfaces import Ask, Layout, Message, Occasion, Program, Reduction, Shard, State
+from partsong.core.interfaces import Ask, Layout, Message, ReductionContext, Program, Reduction, Shard, State
 from partsong.engines.upload_checks import Expected, check_upload
 from partsong.errors import PartsongError, TooFewParties
 
@@ -54,11 +54,11 @@ class Party:
 
     def enrolled(self) -> PartyState:
         """Before anything: the reduction's keys, if it has some."""
-        return PartyState(lasting=self.reduction.enrol(self.shard.name, self.shard.secret, self.layout))
+        return PartyState(lasting=self.reduction.setup_party(self.shard.name, self.shard.secret, self.layout))
 
     def started(self, state: PartyState, index: int) -> PartyState:
         """With a first state of the program."""
-        with runtime.kernels_on(self.kernel_threads), named(self.shard.name, "start", index):
+        with runtime.limit_kernel_threads(self.kernel_threads), named(self.shard.name, "start", index):
             program = self.program.start_party(self.shard, self.layout)
         return PartyState(program, True, state.lasting, state.work, state.sending)
 
@@ -70,7 +70,7 @@ class Party:
         if state.work is not None and state.work.index == ask.index:
             return state
         name = self.shard.name
-        with runtime.kernels_on(self.kernel_threads), named(name, "local", ask.index):
+        with runtime.limit_kernel_threads(self.kernel_threads), named(name, "local", ask.index):
             after, upload = self.program.local(self.shard, state.program, ask.message)
         with named(name, "upload", ask.index):
             check_upload(name, upload, self.expected)
@@ -80,16 +80,16 @@ class Party:
         """The upload enters a sum among the participants."""
         assert state.work is not None
         assert state.work.upload is not None
-        occasion = Occasion(ask.index, ask.participants, self.layout, ask.message)
+        context = ReductionContext(ask.index, ask.participants, self.layout, ask.message)
         with named(self.shard.name, "reduction", ask.index):
-            sending = self.reduction.begin(state.lasting, state.work.upload, self.program.aggregation, occasion)
+            sending = self.reduction.start(state.lasting, state.work.upload, self.program.aggregation, context)
         return PartyState(state.program, state.has_started, state.lasting, state.work, sending)
 
     def sent(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
         """What the party sends in one phase of the sum."""
         reply = ask.message if ask.kind == "reduce" else Message({})
         with named(self.shard.name, f"reduction phase {ask.phase}", ask.index):
-            sending, message = self.reduction.send(ask.phase, state.sending, reply)
+            sending, message = self.reduction.client_step(ask.phase, state.sending, reply)
         return PartyState(state.program, state.has_started, state.lasting, state.work, sending), message
 
     def answer(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
@@ -101,7 +101,7 @@ class Party:
     def summed(self, state: PartyState) -> PartyState:
         """After a sum: what the reduction has learned is kept, and the upload goes."""
         work = None if state.work is None else Work(state.work.index, state.work.state, None)
-        lasting = state.lasting if state.sending is None else self.reduction.rest(state.sending)
+        lasting = state.lasting if state.sending is None else self.reduction.finish_party(state.sending)
         return PartyState(state.program, state.has_started, lasting, work)
 
     def counted(self, state: PartyState, *, counts: bool = True) -> PartyState:

@@ -192,7 +192,7 @@ class Ranks:
         sums = {name: communicator.sum(total[name]) for name in sorted(total.arrays)}
         weight = float(communicator.sum(np.array([float(total.weight)]))[0])
         aggregate = aggregation.lower(Message({name: sums[name] for name in total.arrays}, weight))
-        names = tuple(name for name in ask.names if name not in ask.silent)
+        names = tuple(name for name in ask.names if name not in ask.dropouts)
         self._parties.end_sum()
         return Served(
             aggregate, names, ask.names, sizes={name: cards[self._homes[name]].upload_bytes for name in names}

@@ -17,7 +17,7 @@ from partsong.core.interfaces import (
     Layout,
     Message,
     Network,
-    Occasion,
+    ReductionContext,
     Point,
     Program,
     Reduction,
@@ -120,7 +120,7 @@ class SumServer:
     attempt: RoundAttempt
     cohort: Cohort | None
     state: State
-    occasion: Occasion | None = None
+    context: ReductionContext | None = None
 
     def serve(self, ask: Ask, answers: Answers) -> Served:
         """The reply to one phase; after the last one the aggregate.
@@ -139,14 +139,14 @@ class SumServer:
             if len(able) < len(ask.names) and reduction.hides_uploads and ask.phase == 0:
                 return Served(included=able, faults=answers.faults, is_again=True)
         participants = able if self.attempt.first == 0 else self.attempt.asked
-        occasion = self.occasion or Occasion(ask.index, participants, self.run.layout, self.point.model)
-        state, message = reduction.hear(ask.phase, answers.messages, self.state, occasion)
+        context = self.context or ReductionContext(ask.index, participants, self.run.layout, self.point.model)
+        state, message = reduction.server_step(ask.phase, answers.messages, self.state, context)
         reply_bytes = message.nbytes if message.arrays else 0
         included = tuple(answers.messages)
         if ask.phase + 1 == reduction.phases:
-            state, message, included = reduction.total(state, aggregation, occasion)
+            state, message, included = reduction.result(state, aggregation, context)
             require_cohort(self.cohort, included, ask.index)
-        self.state, self.occasion = state, occasion
+        self.state, self.context = state, context
         sizes = {name: sent.nbytes for name, sent in answers.messages.items()}
         return Served(message, included, able, answers.faults, sizes, reply_bytes)
 
@@ -194,7 +194,7 @@ def _one_round(run: RunConfig, point: Point) -> tuple[Round, Point]:
     cohort = fixed_cohort(program, run.reduction, schedule, run.layout.parties, point, point.cohort)
     names = schedule.participants(run.layout.parties, index)
     asked = names if cohort is None else tuple(name for name in names if name in cohort)
-    with runtime.kernels_on(schedule.kernel_threads):
+    with runtime.limit_kernel_threads(schedule.kernel_threads):
         summed = _sum(run, point, asked, cohort)
         check_sum(summed.aggregate, summed.included, index)
         included, worked, sums, traffic = summed.included, summed.worked, summed.server, summed.traffic
@@ -236,14 +236,14 @@ def stops_of(schedule: Schedule, layout: Layout, cohort: Cohort | None = None) -
 
 def _first_of(run: RunConfig, point: Point) -> Callable[[tuple[str, ...]], int]:
     def first(names: tuple[str, ...]) -> int:
-        return run.reduction.first(point.sums, Occasion(point.index, names, run.layout, point.model))
+        return run.reduction.first_phase(point.sums, ReductionContext(point.index, names, run.layout, point.model))
 
     return first
 
 
 def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
     """`local` at those who are asked, and the first phase of their sum."""
-    attempt, silent = server.attempt, run.schedule.silent.get(server.point.index, {})
+    attempt, dropouts = server.attempt, run.schedule.dropouts.get(server.point.index, {})
     ask = Ask(
         kind="work",
         index=attempt.index,
@@ -252,7 +252,7 @@ def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
         participants=attempt.asked,
         names=attempt.asked,
         message=server.point.model,
-        silent=frozenset(name for name in attempt.asked if silent.get(name, run.reduction.phases) <= attempt.first),
+        dropouts=frozenset(name for name in attempt.asked if dropouts.get(name, run.reduction.phases) <= attempt.first),
         stops=stops,
     )
     try:
@@ -268,11 +268,11 @@ def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
 def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, stops: str | None) -> Summed:
     """The later phases of a sum, each among those who were heard in the one before."""
     attempt, reduction, index = server.attempt, run.reduction, server.point.index
-    silent, worked, refused = run.schedule.silent.get(index, {}), served.worked, dict(refused)
+    dropouts, worked, refused = run.schedule.dropouts.get(index, {}), served.worked, dict(refused)
     sizes, reply_bytes = dict(served.sizes), served.reply_bytes
     traffic = [(name, attempt.first, message) for name, message in run.network.seen().items() if run.record]
     for phase in range(attempt.first + 1, reduction.phases):
-        names = tuple(name for name in served.included if phase < silent.get(name, reduction.phases))
+        names = tuple(name for name in served.included if phase < dropouts.get(name, reduction.phases))
         before = Ask("reduce", index, attempt.attempt, phase, attempt.asked, names, served.message, stops=stops)
         served = run.network.exchange(before, partial(server.serve, before))
         refused |= served.faults

@@ -277,7 +277,7 @@ def require_cohort(
 
 def _check_ahead(schedule: Schedule, names: Collection[str], exchanges: range) -> None:
     """Refuse a schedule by which the parties of these exchanges differ; a party that is silent in one misses it."""
-    present = [set(schedule.participants(tuple(names), i)) - set(schedule.silent.get(i, {})) for i in exchanges]
+    present = [set(schedule.participants(tuple(names), i)) - set(schedule.dropouts.get(i, {})) for i in exchanges]
     odd = sorted({name for some in present for name in some.symmetric_difference(present[0])})
     if odd:
         raise ParameterError(

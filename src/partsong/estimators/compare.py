@@ -22,7 +22,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Layout, Message, Outcome, Round, Schedule, Shard, State
 from partsong.core.parameters import whole_number
 from partsong.core.renamed import refuse_old_names
-from partsong.core.runtime import Interrupts, held, package_version
+from partsong.core.runtime import InterruptCounter, graceful_interrupt, package_version
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.sparse import SparseMatrix
@@ -144,7 +144,7 @@ def run_candidate(
     shards: Sequence[Shard],
     seed: int,
     watch: Watch = lambda done, row: None,
-    interrupts: Interrupts | None = None,
+    interrupts: InterruptCounter | None = None,
     on_party_error: str = RAISE,
 ) -> MethodResult:
     """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
@@ -173,7 +173,7 @@ def run_candidate(
 def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recorder: Recorder) -> tuple[AtParty, ...]:
     """How each party fares with the model, and with what it had found itself."""
     found = []
-    with runtime.kernels_on(runtime.available()):
+    with runtime.limit_kernel_threads(runtime.available_threads()):
         for shard in shards:
             party = at_party(shard, finished.H, program.solver, finished.weights.get(shard.name))
             if shard.name in recorder.own:
@@ -231,7 +231,7 @@ def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
 
 
 def run_locally(
-    candidate: Candidate, shards: Sequence[Shard], seed: int, interrupts: Interrupts | None = None
+    candidate: Candidate, shards: Sequence[Shard], seed: int, interrupts: InterruptCounter | None = None
 ) -> MethodResult:
     """Every party factorizes its own rows with the program as its only party, and keeps the model to itself.
 
@@ -244,7 +244,7 @@ def run_locally(
         fit = FederatedFit(candidate.program, [by_name[name]], schedule, rule)
         return fit, run(fit, began=began, interrupts=interrupts)
 
-    runs = side_by_side(work, list(by_name), runtime.available())
+    runs = side_by_side(work, list(by_name), runtime.available_threads())
     seconds, trainings = time.perf_counter() - began, [training for _, training in runs.values()]
     parties = tuple(_alone(by_name[name], *done) for name, done in runs.items())
     return MethodResult(
@@ -267,7 +267,7 @@ def run_locally(
 
 def _alone(shard: Shard, fit: FederatedFit, training: Training) -> AtParty:
     finished = finish(fit, training)
-    with runtime.kernels_on(runtime.available()):
+    with runtime.limit_kernel_threads(runtime.available_threads()):
         party = at_party(shard, finished.H, fit.program.solver, finished.W)
     own = OwnParts(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
     return replace(party, own_error=party.relative_error, own=own)
@@ -438,7 +438,7 @@ class Comparison:
     ) -> Path:
         """Write one self-contained page with curves, parts (as pictures of `image_shape`), and every party's own."""
         parties = tuple(Party(party.name, party.rows, {}) for party in self.findings[0].parties)
-        settings = {"rank": str(self.n_components), "seed": str(self.seed), "threads": str(runtime.available())}
+        settings = {"rank": str(self.n_components), "seed": str(self.seed), "threads": str(runtime.available_threads())}
         versions = {"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__}
         told = Report(
             title, self.caption, parties, self.findings, image_shape, self.feature_names, settings, versions, NEVER_SENT
@@ -540,7 +540,7 @@ def compare(
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
     entered = [_candidate(name, rank, numbers, init_mode) for name in methods]
     warm_up((candidate.program for candidate in entered), shards)
-    with held() as interrupts:
+    with graceful_interrupt() as interrupts:
         found = _run_all(entered, shards, seed, verbose, interrupts, exclusions, on_party_error)
     named = columns.get("feature_names_in_")
     feature_names = None if named is None else tuple(map(str, named))
@@ -558,7 +558,7 @@ def _run_all(
     shards: list[Shard],
     seed: int,
     verbose: int,
-    interrupts: Interrupts,
+    interrupts: InterruptCounter,
     exclusions: ExclusionLog,
     on_party_error: str = RAISE,
 ) -> tuple[MethodResult, ...]:

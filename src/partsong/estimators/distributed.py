@@ -17,7 +17,7 @@ from partsong import methods
 from partsong.core.interfaces import Engine, Matrix, Outcome
 from partsong.core.parameters import whole_number
 from partsong.core.renamed import refuse_old_names
-from partsong.core.runtime import using_threads
+from partsong.core.runtime import limit_threads
 from partsong.data.blocks import TwoSided, block_range
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.observed import ObservedMatrix, known_cells, observed
@@ -187,7 +187,7 @@ def fit_on_ranks(
     seed = share_values(communicator, together(communicator, lambda: whole_seed(random_state)))[0]
     settings = replace(settings, seed=seed)
     folder = None if files["run_folder"] is None else RunFolder(Path(files["run_folder"]))
-    with using_threads(settings.n_threads):
+    with limit_threads(settings.n_threads):
         data, settings = _read(X, settings, communicator, reading, look)
 
         def make_folder() -> None:

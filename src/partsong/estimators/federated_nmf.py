@@ -17,12 +17,12 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted
 
 from partsong import methods
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.renamed import refuse_old_names
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
 from partsong.estimators.parties import (
@@ -319,7 +319,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             raise ParameterError(
                 "A run is kept in run_folder or by an observer. Pass one of them.", parameter="run_folder"
             )
-        with held() as interrupts:
+        with graceful_interrupt() as interrupts:
             seed = folder.settings().get("seed") if folder is not None and resume else None
             job = self._prepare(X, names, parties, seed=seed, record=record)
             job.training.interrupts = interrupts
@@ -377,7 +377,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """
         check_is_fitted(self)
         matrix = matrix_of(self, X, self.components_.dtype, reset=False)
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             return self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def top_features(self, n: int = 10) -> list[list[str | int]]:
@@ -556,7 +556,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         masks = (
             masks_for(self.privacy, len(shards))
             if self.secure_aggregation is True
-            else self.secure_aggregation or InTheOpen()
+            else self.secure_aggregation or PlainReduction()
         )
         workers = 0 if self.n_jobs in (None, -1) else int(self.n_jobs)
         engine = Sequential(record=record) if self.n_jobs == 1 else Parallel(workers, record=record)
@@ -626,7 +626,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def _finish(self, job: Job) -> None:
         """Fit the estimator to the best round so far."""
         fit, training = job.fit, job.training
-        with held():
+        with graceful_interrupt():
             result = finish_with_warnings(fit, training)
         names, spending = [shard.name for shard in fit.shards], fit.spending
         own, alignments = own_components(result.H, job.own, names)

@@ -187,7 +187,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         matrix = matrix_of(self, X, self.components_.dtype, reset=False)
-        with runtime.kernels_on(threads_of(self.n_threads)):
+        with runtime.limit_kernel_threads(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def inverse_transform(self, X: Any) -> np.ndarray:
@@ -334,7 +334,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             matrix.dtype, copy=False
         )
         Ht = np.ascontiguousarray(given.T)
-        with runtime.kernels_on(threads_of(self.n_threads)):
+        with runtime.limit_kernel_threads(threads_of(self.n_threads)):
             return self._solver().solve_rows(matrix, Ht), given
 
     def _beginning(self, matrix: Matrix, rank: int, W: Any, H: Any) -> InitialFactors | None:

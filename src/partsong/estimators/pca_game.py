@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome
 from partsong.core.parameters import real_number, whole_number
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.data.centered import Centred, require_finite, require_variance
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.scan import column_names
@@ -124,7 +124,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Scores (X − 1 μᵀ) Vᵀ (n × k)."""
         check_is_fitted(self)
         rows = self._read(X, reset=False)
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             data = Centred(as_matrix(rows, np.float64), self.mean_.astype(np.float64), math.nan)
             return data.times(self.components_.T.astype(np.float64)).astype(self.components_.dtype)
 
@@ -137,7 +137,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         game, precision = self._check_settings(), precision_of(self.dtype)
         rows = self._read(X, reset=True)
         seed = whole_seed(self.random_state)
-        with runtime.kernels_on(runtime.available()), held() as interrupts:
+        with runtime.limit_kernel_threads(runtime.available_threads()), graceful_interrupt() as interrupts:
             data = Centred.of(rows, center=bool(self.center))
             require_variance(data, center=bool(self.center))
             match = self._match(game, data.shape, seed)

@@ -111,7 +111,7 @@ def _gains_where_known(matrix: ObservedMatrix, F: np.ndarray, fixed: np.ndarray)
     side, out = matrix.by_row, np.empty(matrix.shape[0])
     entries = side.indptr, side.indices, side.data, fixed, F, best
     pieces = matrix.pieces(2 * fixed.shape[1])
-    runtime.over(pieces, lambda a, b: compiled.gains(*entries, a, b, out))
+    runtime.map_ranges(pieces, lambda a, b: compiled.gains(*entries, a, b, out))
     return np.maximum(0.0, out)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from partsong import methods
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Program, Reduction, Schedule
 from partsong.core.parameters import nearest, read_toml
 from partsong.engines.rounds import sample_participants
@@ -250,7 +250,7 @@ class Experiment:
     def reduction(self, n_parties: int, roster: Roster | None = None) -> Reduction:
         """Build plain sums, or masked sums among the parties of a roster."""
         if not self.secure_aggregation:
-            return InTheOpen()
+            return PlainReduction()
         masks = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
         return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
 

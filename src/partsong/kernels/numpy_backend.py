@@ -32,7 +32,7 @@ def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, place: Floats | N
     inverse = np.divide(1, diagonal, out=np.zeros_like(diagonal), where=diagonal > np.finfo(F.dtype).tiny * 4)
     cross = np.ascontiguousarray(cross, F.dtype)
     out = np.empty(F.shape, F.dtype) if place is None else place
-    runtime.over(
+    runtime.map_ranges(
         _pieces(F, sweeps * F.shape[1]),
         lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], out[a:b], sweeps),
     )
@@ -44,7 +44,7 @@ def multiply(F: Floats, gram: Floats, cross: Floats) -> Floats:
     out = np.empty(F.shape, F.dtype)
     floor = np.finfo(F.dtype).tiny
     gram, cross = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False)
-    runtime.over(
+    runtime.map_ranges(
         _pieces(F, F.shape[1]), lambda a, b: compiled.multiply_rows(F[a:b], F[a:b] @ gram, cross[a:b], floor, out[a:b])
     )
     return out
@@ -54,7 +54,7 @@ def descend(F: Floats, gram: Floats, cross: Floats, step: Any) -> Floats:
     """max(0, F − step (F gram − cross)), the projected gradient step; `step` is a number or a 0-d array."""
     out = np.empty(F.shape, F.dtype)
     gram, cross, size = gram.astype(F.dtype, copy=False), cross.astype(F.dtype, copy=False), F.dtype.type(step)
-    runtime.over(
+    runtime.map_ranges(
         _pieces(F, F.shape[1]), lambda a, b: compiled.descend_rows(F[a:b], F[a:b] @ gram, cross[a:b], size, out[a:b])
     )
     return out
@@ -64,7 +64,7 @@ def extrapolate(new: Floats, old: Floats, amount: Any) -> Floats:
     """max(0, new + amount (new − old))."""
     out = np.empty(new.shape, new.dtype)
     scale = new.dtype.type(amount)
-    runtime.over(_pieces(new, 4), lambda a, b: compiled.extrapolate_rows(new[a:b], old[a:b], scale, out[a:b]))
+    runtime.map_ranges(_pieces(new, 4), lambda a, b: compiled.extrapolate_rows(new[a:b], old[a:b], scale, out[a:b]))
     return out
 
 
@@ -80,7 +80,7 @@ def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
     start, cross = np.ascontiguousarray(F, np.float64), np.ascontiguousarray(cross, np.float64)
     flat = 16 * float(np.finfo(F.dtype).eps)
     out = np.empty(F.shape)
-    runtime.over(
+    runtime.map_ranges(
         _pieces(F, F.shape[1] ** 2), lambda a, b: solve_rows(scaled, scale, cross[a:b], start[a:b], flat, out[a:b])
     )
     return out.astype(F.dtype, copy=False)
@@ -100,13 +100,13 @@ def gram(F: Floats, exactly: bool = True) -> Floats:
             total += block.T @ block
         return total
 
-    parts = runtime.over(_pieces(F, F.shape[1]), work)
+    parts = runtime.map_ranges(_pieces(F, F.shape[1]), work)
     return sum(parts[1:], parts[0])
 
 
 def inner(A: Floats, B: Floats) -> Floats:
     """⟨A, B⟩ in float64, as a 0-d array."""
-    return np.asarray(sum(runtime.over(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))), np.float64)
+    return np.asarray(sum(runtime.map_ranges(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))), np.float64)
 
 
 def total(F: Floats) -> Floats:
@@ -172,4 +172,4 @@ def to_numpy(F: Floats) -> np.ndarray:
 
 
 def _pieces(F: Floats, per_entry: float) -> list[tuple[int, int]]:
-    return runtime.ranges(F.shape[0], 2.0 * F.shape[0] * F.shape[1] * per_entry)
+    return runtime.split_range(F.shape[0], 2.0 * F.shape[0] * F.shape[1] * per_entry)

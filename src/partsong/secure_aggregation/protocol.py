@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Aggregation, Layout, Message, Occasion, Reducible, Shard
+from partsong.core.interfaces import Aggregation, Layout, Message, ReductionContext, Reducible, Shard
 from partsong.errors import CompositionError, ParameterError, PartyError, PredictableMasks, TooFewParties, UploadError
 from partsong.privacy.randomness import Source, system_source
 from partsong.secure_aggregation import client, crypto, server
@@ -119,7 +119,7 @@ class SecureSum:
                 'Mean or WeightedMean (for FNMF: the method "fnmf-by-sums"), or no masks.'
             )
 
-    def enrol(self, party: str, secret: int, layout: Layout) -> Member:
+    def setup_party(self, party: str, secret: int, layout: Layout) -> Member:
         """A party's signing key, from the secret of its shard, and whom it knows."""
         if len(layout.parties) < self.fewest:
             raise ParameterError(
@@ -141,42 +141,42 @@ class SecureSum:
             )
         return Member(party, signing, dict(self.roster or {}), self.roster is not None)
 
-    def begin(self, standing: Member, upload: Message, aggregation: Aggregation, occasion: Occasion) -> Seat:
-        terms, party = self._terms(occasion), standing.party
-        if occasion.index <= standing.last:
+    def start(self, party_state: Member, upload: Message, aggregation: Aggregation, context: ReductionContext) -> Seat:
+        terms, party = self._terms(context), party_state.party
+        if context.index <= party_state.last:
             raise PartyError(
-                f"Party {party!r} was asked for a masked sum of round {occasion.index}, after that of {standing.last}. "
+                f"Party {party!r} was asked for a masked sum of round {context.index}, after that of {party_state.last}. "
                 "A round is summed once: two sums of it over different parties would differ by single uploads."
             )
         assert isinstance(aggregation, Reducible)
         lifted = aggregation.lift(upload)
-        vector = self.encoding(len(occasion.layout.parties)).encoded(party, lifted)
-        about = About(_model_fingerprint(occasion.model), contents_of(lifted))
-        return Seat(standing, Draft(terms, about, vector), self.source)
+        vector = self.encoding(len(context.layout.parties)).encoded(party, lifted)
+        about = About(_model_fingerprint(context.model), contents_of(lifted))
+        return Seat(party_state, Draft(terms, about, vector), self.source)
 
-    def send(self, phase: int, state: Seat, heard: Message) -> tuple[Seat, Message]:
+    def client_step(self, phase: int, state: Seat, reply: Message) -> tuple[Seat, Message]:
         """Keys, shares, the masked upload, and one share of each party; a sum begins with keys or with the upload."""
-        return client.answer(phase, state, heard)
+        return client.answer(phase, state, reply)
 
-    def rest(self, state: Seat) -> Member:
+    def finish_party(self, state: Seat) -> Member:
         """Whom it knows by now, that this round is over, and its place in the set-up; secrets of the sum are let go."""
         member, index = state.member, state.draft.terms.index
         return replace(member, last=index, place=None if member.place is None else member.place.after(index))
 
-    def first(self, state: Register | None, occasion: Occasion) -> int:
+    def first_phase(self, state: Register | None, context: ReductionContext) -> int:
         """The upload where the last set-up does for this sum, else keys."""
-        return UPLOAD if state is not None and state.serves(self._terms(occasion)) else KEYS
+        return UPLOAD if state is not None and state.serves(self._terms(context)) else KEYS
 
-    def hear(
-        self, phase: int, inbox: Mapping[str, Message], state: Desk | Register | None, occasion: Occasion
+    def server_step(
+        self, phase: int, inbox: Mapping[str, Message], state: Desk | Register | None, context: ReductionContext
     ) -> tuple[Desk, Message]:
         """Pass on, add up, remove masks; `state` is the register before a sum, and its desk within."""
         if not isinstance(state, Desk):
-            state = self._opened(phase, state or Register({}), occasion)
+            state = self._opened(phase, state or Register({}), context)
         return server.serve(phase, inbox, state)
 
-    def total(
-        self, state: Desk, aggregation: Aggregation, occasion: Occasion
+    def result(
+        self, state: Desk, aggregation: Aggregation, context: ReductionContext
     ) -> tuple[Register, Message, tuple[str, ...]]:
         """The aggregate, and whose uploads are in it; the register is kept. UploadError where it is no sum of uploads
         within their bounds.
@@ -184,16 +184,16 @@ class SecureSum:
         assert isinstance(aggregation, Reducible)
         contents = [about.contents for about in state.abouts.values()]
         try:
-            summed = self.encoding(len(occasion.layout.parties)).decoded(state.total, contents)
+            summed = self.encoding(len(context.layout.parties)).decoded(state.total, contents)
         except UploadError as error:
             raise UploadError(
-                f"The masked sum of round {occasion.index} over {', '.join(state.survivors)} is none: {error} Ask them "
+                f"The masked sum of round {context.index} over {', '.join(state.survivors)} is none: {error} Ask them "
                 "which partsong they run; begin anew, from another seed, without whom you do not trust."
             ) from error
         return state.register, aggregation.lower(summed), state.survivors
 
-    def _opened(self, phase: int, register: Register, occasion: Occasion) -> Desk:
-        terms, is_pinned = self._terms(occasion), self.roster is not None
+    def _opened(self, phase: int, register: Register, context: ReductionContext) -> Desk:
+        terms, is_pinned = self._terms(context), self.roster is not None
         if phase == UPLOAD and register.circle is not None:
             return Desk(
                 register, terms, is_pinned, gathering=register.circle.gathering(terms.index, terms.participants)
@@ -201,22 +201,22 @@ class SecureSum:
         known = register.roster if self.roster is None else self.roster
         return Desk(Register(dict(known)), terms, is_pinned)
 
-    def _terms(self, occasion: Occasion) -> Terms:
-        participants = tuple(sorted(set(occasion.participants)))
+    def _terms(self, context: ReductionContext) -> Terms:
+        participants = tuple(sorted(set(context.participants)))
         if len(participants) < self.fewest:
             raise TooFewParties(
                 f"Only {len(participants)} parties ({', '.join(participants)}) were asked for the masked sum of round "
-                f"{occasion.index}, and {self.fewest} are needed. Nothing was sent."
+                f"{context.index}, and {self.fewest} are needed. Nothing was sent."
             )
         settings = crypto.fingerprint(
             *(f"{float(bound)!r}" for bound in (self.bound, self.weight_bound, self.majority, self.fewest)),
             *(f"{name}: {float(bound)!r}" for name, bound in sorted(self.bounds.items())),
-            occasion.layout.seed,
+            context.layout.seed,
             self.context,
-            *occasion.layout.parties,
+            *context.layout.parties,
         )
         threshold = self.threshold(len(participants))
-        return Terms(occasion.index, participants, threshold, self.fewest, settings, operator.index(self.batch))
+        return Terms(context.index, participants, threshold, self.fewest, settings, operator.index(self.batch))
 
 
 def roster_of(shards: Sequence[Shard]) -> dict[str, bytes]:

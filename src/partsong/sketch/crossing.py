@@ -117,8 +117,8 @@ def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, step: S
         for a, b in even_ranges(start, stop, HEIGHT):
             step(slice(a, b), columns[indices, a:b].T @ C)
 
-    pieces = runtime.ranges(matrix.shape[0], 2.0 * matrix.shape[0] * C.size)
-    runtime.over(pieces, by_column if _is_by_column(matrix) else by_row)
+    pieces = runtime.split_range(matrix.shape[0], 2.0 * matrix.shape[0] * C.size)
+    runtime.map_ranges(pieces, by_column if _is_by_column(matrix) else by_row)
 
 
 def _csr(side: Any) -> Any:

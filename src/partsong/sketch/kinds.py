@@ -10,7 +10,7 @@ import numpy as np
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix
 from partsong.core.parameters import Choice
-from partsong.core.runtime import once
+from partsong.core.runtime import cached_property
 from partsong.core.streams import Name
 from partsong.data.dense import DenseMatrix
 from partsong.data.scan import Tiles
@@ -135,7 +135,7 @@ class GaussianEntries:
                     block = self._block(int(number), group, int(within[-1]) + 1)
                     out[begin:end, a - first : b - first] = block[rows][:, a - here : b - here]
 
-        runtime.over(runtime.ranges(len(numbers), DRAW_COST * out.size), work)
+        runtime.map_ranges(runtime.split_range(len(numbers), DRAW_COST * out.size), work)
         return out
 
     def _block(self, number: int, group: int, height: int) -> np.ndarray:
@@ -175,7 +175,7 @@ class SignedHadamard:
     dimension: int
     source: Source
 
-    @once
+    @cached_property
     def chosen(self) -> np.ndarray:
         """The columns r of H, ascending."""
         padded = _power_of_two(self.size)
@@ -211,7 +211,7 @@ class SignedHadamard:
             for a, b, c, d, block in tiles.blocks((first, last), (0, m)):
                 compiled.hadamard_rows(block, signs[c:d], start + c, self.chosen, length, out[a:b])
 
-        runtime.over(runtime.ranges(n, 2.0 * n * m * length.bit_length()), work)
+        runtime.map_ranges(runtime.split_range(n, 2.0 * n * m * length.bit_length()), work)
         return out
 
     def _scaled_signs(self, start: int, stop: int, dtype: np.dtype) -> np.ndarray:
@@ -247,7 +247,7 @@ class ChosenCoordinates(OneEntryInARow):
     dimension: int
     source: Source
 
-    @once
+    @cached_property
     def chosen(self) -> np.ndarray:
         """The coordinates, ascending."""
         chosen = self.source.stream("subsampling").choice(self.size, self.dimension, replace=False, shuffle=False)

@@ -203,7 +203,7 @@ def _add_columns(matrix: DenseMatrix, first: int, B: np.ndarray, out: np.ndarray
         for a, b, c, d, block in tiles.blocks((start, stop), columns):
             out[a:b] += block @ B[c - first : d - first]
 
-    runtime.over(runtime.ranges(len(out), 2.0 * out.size * len(B)), work)
+    runtime.map_ranges(runtime.split_range(len(out), 2.0 * out.size * len(B)), work)
 
 
 def _times_sparse(S: Pattern, matrix: SparseMatrix, start: int) -> np.ndarray:

@@ -109,7 +109,7 @@ def _add_columns(placed: Placed, tiles: Tiles, columns: tuple[int, int], out: np
             (compiled.place_along_rows if is_by_row else compiled.place_columns)(block, *lists, out[a:b])
 
     if len(placed.coordinates):
-        runtime.over(runtime.ranges(len(out), 4.0 * len(out) * len(placed.coordinates)), work)
+        runtime.map_ranges(runtime.split_range(len(out), 4.0 * len(out) * len(placed.coordinates)), work)
 
 
 def _times_sparse(placed: Placed, matrix: SparseMatrix, dimension: int) -> np.ndarray:
@@ -117,8 +117,8 @@ def _times_sparse(placed: Placed, matrix: SparseMatrix, dimension: int) -> np.nd
     out = np.zeros((matrix.shape[0], dimension), matrix.dtype)
     data = side.indptr, side.indices, side.data, *placed.by_coordinate(matrix.shape[1])
     effort = 2.0 * GATHER_COST * matrix.stored + out.size
-    pieces = runtime.ranges(len(out), effort, side.indptr)
-    runtime.over(pieces, lambda a, b: compiled.place_entries(*data, a, out[a:b]))
+    pieces = runtime.split_range(len(out), effort, side.indptr)
+    runtime.map_ranges(pieces, lambda a, b: compiled.place_entries(*data, a, out[a:b]))
     return out
 
 
@@ -132,7 +132,7 @@ def _add_rows(placed: Placed, side: Any, dimension: int) -> np.ndarray:
         lists = coordinates, weights, begins[start : stop + 1], places[start:stop]
         compiled.place_rows(side.indptr, side.indices, side.data, *lists, out)
 
-    runtime.over(runtime.ranges(len(places), 2.0 * GATHER_COST * float(entries[-1]), entries), work)
+    runtime.map_ranges(runtime.split_range(len(places), 2.0 * GATHER_COST * float(entries[-1]), entries), work)
     return out
 
 

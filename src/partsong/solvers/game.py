@@ -16,7 +16,7 @@ from partsong.core.parameters import Above, Choice, WordOrNumber
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import CompositionError, ParameterError
 from partsong.kernels import game
-from partsong.solvers.game_orders import LEADERS, ORDERS, Occasion, Stratified
+from partsong.solvers.game_orders import LEADERS, ORDERS, ReductionContext, Stratified
 from partsong.solvers.squared_error import start_rows
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Game:
         scale = even_scale(*sizes) if self.step.is_balanced else 1.0
         W, Ht = standing.W * scale, standing.Ht / scale
         size = sizes[0] * scale**2 + sizes[1] / scale**2
-        on = Occasion(number, self.step, pace, miss, draw, self.leader, size)
+        on = ReductionContext(number, self.step, pace, miss, draw, self.leader, size)
         seen = self.order.sweep(matrix, first, last, W, Ht, on)
         if scale != 1:
             W, Ht = W / scale, Ht * scale

@@ -191,7 +191,7 @@ CELL_WORK = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class ReductionContext:
     """One sweep: its number, the pace of the step, how far W H is from X, randomness, who leads, and the size of a pair
     of players, ‖w‖² + ‖h‖², on average.
     """
@@ -220,7 +220,7 @@ class Order(Protocol):
     def plays_cells(self) -> bool:
         """Whether players meet in pairs."""
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
         """One sweep."""
 
 
@@ -230,7 +230,7 @@ class Raster:
 
     plays_cells = True
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
         return board_of(matrix).play(np.arange(len(W)), first, last, W, Ht, on.meeting)
 
 
@@ -240,7 +240,7 @@ class Shuffled:
 
     plays_cells = True
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
         if on.draw is None:
             raise ParameterError("A random order needs a generator to draw it from: sweep(…, draw=generator).")
         return board_of(matrix).shuffle(on.draw, first, last, W, Ht, on.meeting)
@@ -273,7 +273,7 @@ class Stratified:
             if given is not None:
                 object.__setattr__(self, name, _labels(name, given))
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
         """Stratum after stratum; blocks of a stratum on as many threads as there are."""
         board = board_of(matrix)
         groups = self.row_groups(board)
@@ -329,7 +329,7 @@ class Stratified:
             def play(start: int, stop: int, blocks: list[tuple[np.ndarray, tuple[int, int]]] = blocks) -> list[float]:
                 return [board.play(rows, *span, W, Ht, meeting) for rows, span in blocks[start:stop]]
 
-            for parts in runtime.over(runtime.ranges(len(blocks), work), play):
+            for parts in runtime.map_ranges(runtime.split_range(len(blocks), work), play):
                 for part in parts:
                     seen += part
         return seen
@@ -355,7 +355,7 @@ class Simultaneous:
 
     plays_cells = False
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
         _require_all(matrix, first, last)
         miss = distance(matrix, W, Ht) if np.isnan(on.miss) else on.miss
         eta = on.step.together(on.sweep, max(gram_norm(W), gram_norm(Ht)), miss)
@@ -371,7 +371,7 @@ class Alternating:
 
     plays_cells = False
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: Occasion) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
         _require_all(matrix, first, last)
         _move(W, row_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(Ht)))
         _move(Ht, column_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(W)))
@@ -395,9 +395,9 @@ def column_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
 def _pull_known(matrix: ObservedMatrix, F: Array, other: Array) -> Array:
     side, out = matrix.by_row, np.empty_like(F)
     work = float(CELL_WORK) * F.shape[1] * matrix.stored
-    pieces = runtime.ranges(len(F), work, np.asarray(side.indptr, np.int64).tolist())
+    pieces = runtime.split_range(len(F), work, np.asarray(side.indptr, np.int64).tolist())
     pull = game.pull_stored
-    runtime.over(pieces, lambda a, b: pull(side.indptr, side.indices, side.data, a, b, F, other, out))
+    runtime.map_ranges(pieces, lambda a, b: pull(side.indptr, side.indices, side.data, a, b, F, other, out))
     return out
 
 

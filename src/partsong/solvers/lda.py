@@ -69,7 +69,7 @@ class TopicRows:
             sums = np.zeros(B.shape)
             return sums, self._settle(rows, B, start, sums, (first, last))
 
-        (counts, bound), *others = runtime.over(self._pieces(rows, B.shape[1]), work)
+        (counts, bound), *others = runtime.map_ranges(self._pieces(rows, B.shape[1]), work)
         for more, part in others:
             counts += more
             bound += part
@@ -89,7 +89,7 @@ class TopicRows:
         """θ = γ / Σγ (n × k) for B (V × k) as it is."""
         rows, B = _fitting(matrix, B)
         gamma, nothing = np.ones((rows.shape[0], B.shape[1])), np.empty((0, B.shape[1]))
-        runtime.over(self._pieces(rows, B.shape[1]), lambda a, b: self._settle(rows, B, gamma, nothing, (a, b)))
+        runtime.map_ranges(self._pieces(rows, B.shape[1]), lambda a, b: self._settle(rows, B, gamma, nothing, (a, b)))
         return gamma / gamma.sum(axis=1, keepdims=True)
 
     def _settle(self, rows: Any, B: np.ndarray, gamma: np.ndarray, sums: np.ndarray, piece: tuple[int, int]) -> float:
@@ -101,7 +101,7 @@ class TopicRows:
 
     def _pieces(self, rows: Any, k: int) -> list[tuple[int, int]]:
         effort = rows.indptr.astype(np.int64) * 4 + np.arange(rows.shape[0] + 1, dtype=np.int64) * DIGAMMA_COST
-        return runtime.ranges(rows.shape[0], float(TYPICAL * k) * float(effort[-1]), effort)
+        return runtime.split_range(rows.shape[0], float(TYPICAL * k) * float(effort[-1]), effort)
 
 
 def _fitting(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:

@@ -63,5 +63,5 @@ def _respond(matrix: ObservedMatrix, Ht: np.ndarray, penalty: Penalty, exactly: 
     fixed = np.ascontiguousarray(Ht, np.float64)
     entries = side.indptr, side.indices, side.data, fixed, (float(penalty.l1), float(penalty.l2)), exactly
     pieces = matrix.pieces(0.5 * rank * rank, ROW_COST * rank * rank)
-    runtime.over(pieces, lambda a, b: compiled.respond(*entries, a, b, out))
+    runtime.map_ranges(pieces, lambda a, b: compiled.respond(*entries, a, b, out))
     return out

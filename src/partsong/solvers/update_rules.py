@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partsong import kernels
-from partsong.core.interfaces import Array, Claim
+from partsong.core.interfaces import Array, Guarantee
 from partsong.core.parameters import Choice
 from partsong.core.states import state
 from partsong.errors import ParameterError
@@ -38,10 +38,10 @@ class CoordinateDescent:
             raise ParameterError(f"CoordinateDescent needs sweeps ≥ 1, and alpha and beta ≥ 0 and finite; got {self}.")
 
     @property
-    def claims(self) -> frozenset[Claim]:
+    def guarantees(self) -> frozenset[Guarantee]:
         """An absolute weight μ fixes a scale, so only plain HALS is equivariant."""
-        plain = {Claim.SCALE_EQUIVARIANT} if self.alpha == self.beta == 0 else set()
-        return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, *plain})
+        plain = {Guarantee.SCALE_EQUIVARIANT} if self.alpha == self.beta == 0 else set()
+        return frozenset({Guarantee.MONOTONE, Guarantee.ROW_SEPARABLE, *plain})
 
     @property
     def compiled_move(self) -> Move | None:
@@ -75,10 +75,10 @@ class ProjectedGradient:
             raise ParameterError(f"ProjectedGradient needs step_size > 0 and decay ≥ 0; got {self}.")
 
     @property
-    def claims(self) -> frozenset[Claim]:
+    def guarantees(self) -> frozenset[Guarantee]:
         """Steps up to 2/L never raise the objective."""
-        safe = {Claim.MONOTONE, Claim.SCALE_EQUIVARIANT} if not self.absolute and self.step_size <= 2 else set()
-        return frozenset({Claim.ROW_SEPARABLE, *safe})
+        safe = {Guarantee.MONOTONE, Guarantee.SCALE_EQUIVARIANT} if not self.absolute and self.step_size <= 2 else set()
+        return frozenset({Guarantee.ROW_SEPARABLE, *safe})
 
     def init(self, factor: Array) -> RuleState:
         return RuleState.at_start(factor)
@@ -114,10 +114,10 @@ class InertialPalm:
             raise ParameterError(f"InertialPalm needs 0 ≤ inertia < 1; got {self.inertia}.")
 
     @property
-    def claims(self) -> frozenset[Claim]:
+    def guarantees(self) -> frozenset[Guarantee]:
         """With inertia a single step may go up."""
-        calm = {Claim.MONOTONE} if self.inertia == 0 else set()
-        return frozenset({Claim.SCALE_EQUIVARIANT, Claim.ROW_SEPARABLE, *calm})
+        calm = {Guarantee.MONOTONE} if self.inertia == 0 else set()
+        return frozenset({Guarantee.SCALE_EQUIVARIANT, Guarantee.ROW_SEPARABLE, *calm})
 
     @property
     def compiled_move(self) -> Move:
@@ -173,8 +173,8 @@ class Multiplicative:
     steps: int = 1
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return frozenset(Claim)
+    def guarantees(self) -> frozenset[Guarantee]:
+        return frozenset(Guarantee)
 
     @property
     def compiled_move(self) -> Move | None:
@@ -203,8 +203,8 @@ class BlockPivoting:
     """
 
     @property
-    def claims(self) -> frozenset[Claim]:
-        return frozenset(Claim)
+    def guarantees(self) -> frozenset[Guarantee]:
+        return frozenset(Guarantee)
 
     def init(self, factor: Array) -> RuleState:
         return RuleState.at_start(factor)
@@ -232,9 +232,9 @@ class ProximalDescent:
             raise ParameterError(f"ProximalDescent needs sweeps ≥ 1, and alpha and beta ≥ 0 and finite; got {self}.")
 
     @property
-    def claims(self) -> frozenset[Claim]:
+    def guarantees(self) -> frozenset[Guarantee]:
         """Its weights scale with the problem, as the step does."""
-        return frozenset({Claim.MONOTONE, Claim.ROW_SEPARABLE, Claim.SCALE_EQUIVARIANT})
+        return frozenset({Guarantee.MONOTONE, Guarantee.ROW_SEPARABLE, Guarantee.SCALE_EQUIVARIANT})
 
     def init(self, factor: Array) -> RuleState:
         return RuleState.at_start(factor)

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
 from partsong.core.parameters import real_number, whole_number
@@ -140,7 +140,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _schedule(self, program: Any, parties: list[str], rounds: int, seed: int) -> tuple[Any, Reduction]:
         """Who is absent from which round, and how uploads are summed."""
-        return None, InTheOpen()
+        return None, PlainReduction()
 
     def _fit(self, texts: Any) -> tuple[Program, Prepared]:
         """Check the settings, prepare words and rows, learn, and keep what was found."""
@@ -180,7 +180,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self, "components_")
         counted = self.weighing_.counted(as_documents(texts))
         matrix = matrix_of(self.weighing_.weighed(counted).rows, self.components_.dtype)
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             W = self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
         return without_empty(W, counted)
 
@@ -593,7 +593,7 @@ history_, n_iter_, outcome_, seed_ :
 
     def _reduction(self, n_parties: int, absent: Any) -> Reduction:
         if not self.secure_aggregation:
-            return InTheOpen()
+            return PlainReduction()
         present = n_parties - max((len(away) for away in absent.values()), default=0)
         if present < FEWEST_MASKED:
             raise ParameterError(

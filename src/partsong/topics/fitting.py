@@ -14,11 +14,11 @@ import numpy as np
 from scipy import sparse
 
 from partsong import kernels, methods
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.aggregation.server_update import Replace
 from partsong.core import runtime
 from partsong.core.interfaces import Engine, Matrix, Outcome, Program, Reduction, Round, Schedule, Shard
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -298,7 +298,7 @@ class Course:
     seed: int
     stop: StoppingRule = StoppingRule()
     absent: Mapping[int, frozenset[str]] | None = None
-    reduction: Reduction = InTheOpen()
+    reduction: Reduction = PlainReduction()
     engine: Engine | None = None
     device: str | None = None
     weighting: str = ""
@@ -330,13 +330,13 @@ def learn(program: Any, rows: Mapping[str, Counted], course: Course, dtype: Any,
         Shard(name, rows_on(course.device, own.rows, dtype), key(course.seed, "secret", name))
         for name, own in rows.items()
     ]
-    workers = runtime.available() if len(shards) == 1 else 1
+    workers = runtime.available_threads() if len(shards) == 1 else 1
     absent = course.absent or {}
     schedule = Schedule(course.rounds, course.seed, absent=absent, kernel_threads=workers)
     engine = course.engine_for(len(shards))
     named = (program, shards, course.rounds, schedule, course.stop, engine, course.reduction)
     fit = with_topic_measures(simulation_of_rounds(*named), is_sampled=bool(absent))
-    with held() as interrupts:
+    with graceful_interrupt() as interrupts:
         with errors_of_topics(program, course):
             training = run(fit, watch=watch, interrupts=interrupts)
         training.trouble = _trouble_of_topics(training, program, course)
@@ -374,7 +374,7 @@ def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, Counted],
     topics = program.components(training.best)
     H = np.asarray(kernels.of(topics).to_numpy(topics))
     Ht = np.ascontiguousarray(H.T)
-    with runtime.kernels_on(fit.threads):
+    with runtime.limit_kernel_threads(fit.threads):
         found = {shard.name: program.solver.solve_rows(shard.matrix, Ht) for shard in fit.shards}
     weights = [without_empty(own, rows[name]) for name, own in found.items()]
     totals = np.sum([W.sum(axis=0, dtype=np.float64) for W in weights], axis=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Reduction, Round, Schedule, Shard
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.streams import key
@@ -197,4 +197,4 @@ def only_round(program: Any, shards: Sequence[Shard], seed: int) -> Round:
 
 def counting_among(parties: int) -> Reduction:
     """Sums of whole numbers: exact, and masked from three parties on."""
-    return masks_for_words(parties) if parties >= FEWEST_MASKED else InTheOpen()
+    return masks_for_words(parties) if parties >= FEWEST_MASKED else PlainReduction()

@@ -27,7 +27,7 @@ from partsong.core.interfaces import (
     State,
     Turn,
 )
-from partsong.core.runtime import Interrupts
+from partsong.core.runtime import InterruptCounter
 from partsong.core.states import state
 from partsong.engines.collective import Communicator, share_values, together
 from partsong.errors import DivergenceError
@@ -172,7 +172,7 @@ class AsyncFollower:
     another piece of work of the slowest and the end of the fit (`closing` seconds), no more are waited for.
     """
 
-    pressed: Interrupts
+    pressed: InterruptCounter
     workers: int
     began: float
     budget: float | None = None
@@ -243,7 +243,7 @@ def train_by_arrivals(fit: FederatedFit, communicator: Communicator, follower: A
     return _agreed(fit, communicator, follower, training, trouble)
 
 
-def _work(rounds: Iterator[Round], pressed: Interrupts) -> None:
+def _work(rounds: Iterator[Round], pressed: InterruptCounter) -> None:
     for done in rounds:
         del done  # as large as the rows of W
         if pressed.count:

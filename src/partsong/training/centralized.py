@@ -12,7 +12,7 @@ from typing import Any
 from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Checkpoint, Matrix, Message, Outcome, Round, Shard
-from partsong.core.runtime import Interrupts, held
+from partsong.core.runtime import InterruptCounter, graceful_interrupt
 from partsong.core.streams import stream
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import ParameterError
@@ -84,7 +84,7 @@ def iterations(
     dtype = matrix.dtype
     for index in range(first, most):
         began = time.perf_counter()
-        with runtime.kernels_on(threads):
+        with runtime.limit_kernel_threads(threads):
             rows, columns = solver.iterate(matrix, rows, columns, 1)
             metrics, measuring = solver.metrics(columns), time.perf_counter()
             error = error_from_data(metrics["relative_error"], [matrix], [rows], columns, dtype)
@@ -155,7 +155,7 @@ class CentralizedFit:
 
     def _start(self) -> Checkpoint:
         config, solver = self.config, self.solver
-        with runtime.kernels_on(config.threads):
+        with runtime.limit_kernel_threads(config.threads):
             chosen = self.init if self.init is not None else initial_factors(self.matrix, config)
             chosen = balanced(self.matrix, _shuffled(chosen, config) if config.shuffle else chosen, solver)
         return Checkpoint(0, {PARTY: RowState(chosen.W)}, solver.begin(chosen.Ht), SILENCE)
@@ -185,7 +185,7 @@ def fit_centralized(
 
     fit = build(matrix, config, init)
     warn_if_ill_posed(config.solver)
-    with held() as interrupts, runtime.kernels_on(config.threads):
+    with graceful_interrupt() as interrupts, runtime.limit_kernel_threads(config.threads):
         with observer.begin(fit, []) as earlier:
             training = run(fit, resume=earlier, began=began, watch=watch_all, interrupts=interrupts)
         warn_of_divergence(training)
@@ -204,7 +204,7 @@ def _from_another_start(
     config: CentralizedConfig,
     build: Build,
     found: tuple[Training, FitResult],
-    interrupts: Interrupts,
+    interrupts: InterruptCounter,
 ) -> tuple[Training, FitResult]:
     """A penalised fit that ended at zero, or plain steps from another start where these are better; both warn."""
     assert isinstance(config.solver, SquaredError)

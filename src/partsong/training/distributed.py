@@ -24,7 +24,7 @@ import numpy as np
 from partsong import kernels, methods
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Engine, Matrix, Message, Outcome, Program, Round, Schedule, Shard, Traits
-from partsong.core.runtime import Interrupts, held
+from partsong.core.runtime import InterruptCounter, graceful_interrupt
 from partsong.core.streams import key
 from partsong.engines.collective import Communicator, at_the_server, failing_together, heard, share_values, together
 from partsong.engines.mpi import Mpi, launched_ranks, require_launched_together
@@ -241,11 +241,11 @@ class AgreedStopping(Measures):
 
     fit: FederatedFit
     communicator: Communicator
-    pressed: Interrupts
+    pressed: InterruptCounter
     began: float
     budget: float | None
     closing: FinalizationTimer = field(init=False)
-    ending: Interrupts = field(default_factory=Interrupts)
+    ending: InterruptCounter = field(default_factory=InterruptCounter)
     is_late: bool = False
     is_pressed: bool = False
     latest_objective: float = math.nan
@@ -285,7 +285,7 @@ class AgreedStopping(Measures):
         if W is None:
             return matrix.squared_norm, matrix.squared_norm
         H = matrix.native(self.fit.components(done.checkpoint.server))
-        with runtime.kernels_on(self.fit.threads):
+        with runtime.limit_kernel_threads(self.fit.threads):
             return matrix.squared_distance(W, kernels.of(H).rows_of(H)), matrix.squared_norm
 
     def _is_late(self, done: Round) -> bool:
@@ -341,7 +341,7 @@ def fit_over_ranks(
     together(communicator, begin)
     sent: list[Sent] = []
     title = f"{data.shape[0]} × {data.shape[1]} over {settings.ranks}"
-    with held(note if rank == 0 else "") as pressed:
+    with graceful_interrupt(note if rank == 0 else "") as pressed:
         with progress(verbose if rank == 0 else 0, fit.last, settings.time_budget, title) as bar:
 
             def watch(done: Round, row: HistoryRow) -> None:
@@ -353,7 +353,7 @@ def fit_over_ranks(
                 training = train_by_arrivals(fit, communicator, follower, watch)
             else:
                 training = AgreedStopping(fit, communicator, pressed, began, settings.time_budget).train(watch)
-        with runtime.kernels_on(threads):
+        with runtime.limit_kernel_threads(threads):
             done = finish_over_ranks(fit, training, communicator)
         return DistributedFit(rank, settings, data, training, done, program.solver, sent, time.perf_counter() - began)
 

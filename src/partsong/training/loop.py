@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from partsong.core.interfaces import Array, Checkpoint, Outcome, Round, RowSolver, Shard, State
-from partsong.core.runtime import Interrupts
+from partsong.core.runtime import InterruptCounter
 from partsong.core.streams import key
 from partsong.errors import BudgetSpent, DivergenceError, ParameterError
 from partsong.training.result import FinalizationTimer, FitResult
@@ -63,8 +63,8 @@ class HistoryRow(NamedTuple):
     error: it is NaN, as is their objective. Where parties have an H of their
     own, a simulation adds Σ_p ‖H_p − H‖² by position and after alignment, in units of ‖H‖².
     `epsilon` is what the run has cost the party that has spent most on privacy by then; NaN where nothing is accounted.
-    `parties` took part. `company` is a number for whose rows the objective is over, 0 for all rows: rounds of different
-    companies are not compared.
+    `parties` took part. `cohort` identifies the parties whose rows the objective covers (0: all). Only rounds of one
+    cohort are compared.
     """
 
     iteration: int
@@ -76,7 +76,7 @@ class HistoryRow(NamedTuple):
     drift: float = math.nan
     aligned_drift: float = math.nan
     parties: int = 0
-    company: int = 0
+    cohort: int = 0
     epsilon: float = math.nan
 
 
@@ -197,7 +197,7 @@ class ProgressByCohort:
         """Note a round; returns whether it is the best now. What has no objective is no round of its own."""
         if math.isnan(row.objective):
             return False
-        cohort = row.company
+        cohort = row.cohort
         self.count += 1
         self.current = self.by_cohort.get(cohort) or self.by_cohort.setdefault(cohort, Progress())
         is_least = self.current.add(row.objective)
@@ -323,7 +323,7 @@ class Training:
     began: float = field(default_factory=time.perf_counter)
     away: float = 0.0
     last: float = math.inf
-    interrupts: Interrupts = field(default_factory=Interrupts)
+    interrupts: InterruptCounter = field(default_factory=InterruptCounter)
     watch: Watch = lambda done, row: None
     reserve: Callable[[Round, float], float] = lambda done, spent: 0.0
 
@@ -442,7 +442,7 @@ def training_of(
     resume: ResumePoint | None = None,
     began: float | None = None,
     watch: Watch = lambda done, row: None,
-    interrupts: Interrupts | None = None,
+    interrupts: InterruptCounter | None = None,
 ) -> Training:
     """Return the training of a fit from its start, or from where an earlier part of the same run stood."""
     history, best, present = ((), None, math.inf) if resume is None else (resume.history, resume.best, len(fit.shards))
@@ -453,7 +453,7 @@ def training_of(
         keeps_last=fit.is_private,
         began=time.perf_counter() if began is None else began,
         last=fit.last,
-        interrupts=interrupts if interrupts is not None else Interrupts(),
+        interrupts=interrupts if interrupts is not None else InterruptCounter(),
         watch=watch,
         reserve=FinalizationTimer(fit).reserve,
     )
@@ -471,7 +471,7 @@ def run(
     resume: ResumePoint | None = None,
     began: float | None = None,
     watch: Watch = lambda done, row: None,
-    interrupts: Interrupts | None = None,
+    interrupts: InterruptCounter | None = None,
 ) -> Training:
     """Run a fit to its end, from its start or from where an earlier part of the same run stood.
 

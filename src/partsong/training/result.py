@@ -205,7 +205,7 @@ def finish(fit: Fit, training: Training) -> FitResult:
     order, W, shares and error.
     """
     H = fit.components(fit.server_at_start() if training.best is None else training.best)
-    with runtime.kernels_on(fit.threads):
+    with runtime.limit_kernel_threads(fit.threads):
         Ht, rescale = kernels.of(H).rows_of(H), scale_is_free(fit.solver)
         return complete(fit.solver, fit.shards, Ht, rescale, keeps_order=fit.is_private)
 
@@ -231,7 +231,7 @@ class FinalizationTimer:
         share = min(1.0, TRIAL_ROWS / max(1, rows))
         few = [_some_rows(shard, share) for shard in shards]
         began = time.perf_counter()
-        with runtime.kernels_on(1):
+        with runtime.limit_kernel_threads(1):
             complete(self.fit.solver, few, kernels.of(H).rows_of(H), rescale=False)
         taken = time.perf_counter() - began
         return taken * rows / max(1, sum(shard.matrix.shape[0] for shard in few)) / self.fit.threads

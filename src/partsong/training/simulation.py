@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from partsong import kernels
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import (
     Array,
@@ -27,7 +27,7 @@ from partsong.core.interfaces import (
     Shard,
     State,
 )
-from partsong.core.runtime import held
+from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous
 from partsong.evaluation.metrics import drift_of, relative_error
@@ -68,7 +68,7 @@ class FederatedFit:
     schedule: Schedule
     stop: StoppingRule = StoppingRule()
     engine: Engine = Sequential()
-    reduction: Reduction = InTheOpen()
+    reduction: Reduction = PlainReduction()
     begin: Callable[[], Checkpoint] | None = None
     threads: int = 1
     measures: Measures = Measures()
@@ -134,7 +134,7 @@ class SimulationMeasures(Measures):
         known, is_from_sums = Measures.error(self, done), isinstance(self.program, SharedSums) and bool(self.shards)
         if not math.isnan(known) and not (is_from_sums and not is_known_well(known, self.shards[0].matrix.dtype)):
             return known
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             if isinstance(self.program, SharedSums) and self.shards:
                 parties, matrices = done.checkpoint.parties, [shard.matrix for shard in self.shards]
                 states = [parties.get(shard.name, RowState()) for shard in self.shards]
@@ -149,7 +149,7 @@ class SimulationMeasures(Measures):
             return math.nan, math.nan
         H = self.program.components(done.checkpoint.server)
         size = _energy(H) or 1.0
-        with runtime.kernels_on(runtime.available()):
+        with runtime.limit_kernel_threads(runtime.available_threads()):
             if not math.isfinite(sum(map(_energy, own.values()))):
                 return math.inf, math.inf
             found = drift_of(list(own.values()), H)
@@ -175,7 +175,7 @@ def simulation_of_rounds(
     schedule: Schedule,
     stop: StoppingRule,
     engine: Engine,
-    reduction: Reduction = InTheOpen(),
+    reduction: Reduction = PlainReduction(),
     spending: Spending | None = None,
 ) -> FederatedFit:
     """The fit of so many rounds of a program, measured with all that only a simulation can know.
@@ -193,7 +193,7 @@ def simulation_of_rounds(
         stop,
         Asynchronous(record=getattr(engine, "record", False)) if traits.asynchronous else engine,
         reduction,
-        threads=runtime.available(),
+        threads=runtime.available_threads(),
         measures=SimulationMeasures(program, shards),
         exchanges=len(shards) if traits.asynchronous else 1,
         spending=spending,
@@ -238,7 +238,7 @@ def whole_rounds(fit: FederatedFit, training: Training) -> Iterator[Step]:
     """
     steps = steps_of(fit, training)
     while True:
-        with held() as training.interrupts:
+        with graceful_interrupt() as training.interrupts:
             step = next(steps, None)
         if step is None:
             return

@@ -31,7 +31,7 @@ def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | N
     program = PlayInStrata(config.rank, game, config.solver)
 
     def begin() -> Checkpoint:
-        with runtime.kernels_on(config.threads):
+        with runtime.limit_kernel_threads(config.threads):
             chosen = init if init is not None else initial_factors(matrix, config)
             Ht = chosen.Ht + 0
             if isinstance(matrix, ObservedMatrix):
@@ -55,7 +55,7 @@ def sketched_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors
     program = SketchExchange(config.rank, config.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
 
     def begin() -> Checkpoint:
-        with runtime.kernels_on(config.threads):
+        with runtime.limit_kernel_threads(config.threads):
             chosen = init if init is not None else initial_factors(matrix, config)
         server, model = program.start_from(chosen.Ht)
         return Checkpoint(0, {PARTY: SketchParty(config.seed, 1, chosen.W)}, server, model)

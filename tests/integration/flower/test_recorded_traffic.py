@@ -61,8 +61,8 @@ class Noting:
         self.noted.extend(np.asarray(array) for array in upload.arrays.values())
         return state, upload
 
-    def begin(self, *given):
-        seat = self.inner.begin(*given)
+    def start(self, *given):
+        seat = self.inner.start(*given)
         self.noted.append(seat.draft.vector[:-1].copy() if hasattr(seat, "draft") else np.zeros(0))
         return seat
 

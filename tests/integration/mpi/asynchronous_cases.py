@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "laws"))
 
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
@@ -129,14 +129,14 @@ class SlowServer:
         return self.inner.finish(server, aggregate)
 
 
-class Unwilling(InTheOpen):
+class Unwilling(PlainReduction):
     """Takes nobody in."""
 
-    def enrol(self, name, secret, layout):
+    def setup_party(self, name, secret, layout):
         raise DataError("row 3 is no good")
 
 
-def run(engine, program, own, arrivals=ARRIVALS, reduction=InTheOpen(), resume=None, seed=3, **more):
+def run(engine, program, own, arrivals=ARRIVALS, reduction=PlainReduction(), resume=None, seed=3, **more):
     return engine.run(program, own, Schedule(arrivals, seed, **more), reduction=reduction, resume=resume)
 
 

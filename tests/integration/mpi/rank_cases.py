@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "laws"))
 
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.blocks import two_sided_blocks
@@ -83,7 +83,7 @@ class Failing:
         return self.inner.local(shard, party, model)
 
 
-def run(engine, program, own, reduction=InTheOpen(), seed=3, resume=None, rounds=ROUNDS):
+def run(engine, program, own, reduction=PlainReduction(), seed=3, resume=None, rounds=ROUNDS):
     return engine.run(program, own, Schedule(rounds, seed), reduction=reduction, resume=resume)
 
 

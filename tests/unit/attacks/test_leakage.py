@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.aggregation.linear import Mean, add
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.exact_sums import row_from_statistics, rows_from_statistics, up_to_rotation
 from partsong.attacks.findings import (
     NO_GUARANTEE,
@@ -65,7 +65,7 @@ def shards_of(rows):
     return [Shard(name, as_matrix(part), 17 + i) for i, (name, part) in enumerate(rows.items())]
 
 
-def recorded(program, rows, rounds, engine=Sequential(record=True), reduction=InTheOpen()):
+def recorded(program, rows, rounds, engine=Sequential(record=True), reduction=PlainReduction()):
     shards = shards_of(rows)
     done = list(engine.run(program, shards, Schedule(rounds, SEED), reduction=reduction))
     return done, Layout.of(shards, SEED)
@@ -209,7 +209,7 @@ def test_distributed_nodes_show_rows_of_their_weights():
     X = parties(30)["p0"]
     program = SketchExchange(K, iterations=2, n_rows=30)
     shards = [Shard(f"p{i}", block) for i, block in enumerate(two_sided_blocks(X, 2))]
-    done = list(Sequential(record=True).run(program, shards, Schedule(1, SEED), reduction=InTheOpen()))
+    done = list(Sequential(record=True).run(program, shards, Schedule(1, SEED), reduction=PlainReduction()))
     finding = of(attack([done[0].traffic], program, Layout.of(shards, SEED)), "p0", "raw coordinates")
     W = done[0].checkpoint.parties["p0"].W
     assert len(finding.recovered)
@@ -328,7 +328,7 @@ def test_noise_is_seen_as_an_error_and_as_doubt():
 # --- party by party --------------------------------------------------------------------------------------------------
 
 
-def run_of(program, rows, rounds, reduction=InTheOpen(), **more):
+def run_of(program, rows, rounds, reduction=PlainReduction(), **more):
     done, layout = recorded(program, rows, rounds, reduction=reduction)
     return RecordedRun([each.traffic for each in done], program, layout, reduction, **more)
 
@@ -440,7 +440,7 @@ def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed
         heard[index] = {name: 0 for name, phase in names.items() if phase < phases - 1}
     masked, shown = (
         Sequential(record=True).run(program, shards, Schedule(3, SEED, absent, who), reduction=reduction)
-        for who, reduction in ((silent, SecureSum()), (heard, InTheOpen()))
+        for who, reduction in ((silent, SecureSum()), (heard, PlainReduction()))
     )
     layout = Layout.of(shards, SEED)
     again = RecordedRun([each.traffic for each in masked], program, layout, SecureSum()).exchanges()

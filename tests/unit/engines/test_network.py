@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.codec import decode, encode
 from partsong.core.interfaces import Answers, Layout, Message, Point, Schedule, Shard
 from partsong.core.states import state
@@ -34,7 +34,7 @@ PROGRAMS = {
     "fedavg": build("fedavg", 3, local_steps=2),
     "by sums": build("fnmf-by-sums", 3, local_steps=2),
 }
-REDUCTIONS = {"open": InTheOpen(), "pairwise": PairwiseMasks(), "secure_aggregation": SecureSum(bound=1e5)}
+REDUCTIONS = {"open": PlainReduction(), "pairwise": PairwiseMasks(), "secure_aggregation": SecureSum(bound=1e5)}
 
 
 class Killed(BaseException):
@@ -133,7 +133,7 @@ class Posted:
                     raise
                 faults[name] = error
                 continue
-            if name not in ask.silent:
+            if name not in ask.dropouts:
                 inbox[name] = reply
         return inbox, faults
 
@@ -221,7 +221,7 @@ def assert_same(rounds, reference):
 def setting(name, reduction, case):
     program, more = PROGRAMS[name], {}
     if case == "absent and silent":
-        more = {"absent": {0: frozenset({"p03"})}, "silent": {2: {"p02": REDUCTIONS[reduction].phases - 1}}}
+        more = {"absent": {0: frozenset({"p03"})}, "dropouts": {2: {"p02": REDUCTIONS[reduction].phases - 1}}}
     if case == "left out":
         program, more = Failing(program), {"on_party_error": "skip"}
     return program, REDUCTIONS[reduction], Schedule(4, 3, **more)
@@ -284,8 +284,8 @@ def test_a_run_killed_between_any_two_writes_goes_on_to_the_same_bits(name, redu
 def test_what_serve_refuses_is_not_written():
     """An answer that ends the run must not block it for good: once the party is mended, it is asked again."""
 
-    class Spoiled(InTheOpen):
-        def send(self, phase, state, heard):
+    class Spoiled(PlainReduction):
+        def client_step(self, phase, state, heard):
             return state, Message({}) if next(spoiled, False) else state
 
     program, schedule, disk = PROGRAMS["fedavg"], Schedule(2, 3), Disk()
@@ -296,8 +296,8 @@ def test_what_serve_refuses_is_not_written():
     assert not [name for name in disk.files if name[0] == "inbox"]
     for name in NAMES:
         disk.files[name] = disk.files[name][0], {}
-    _, rounds = posted(program, InTheOpen(), schedule, disk, [])
-    reference = list(Sequential(record=True).run(program, shards_of(), schedule, reduction=InTheOpen()))
+    _, rounds = posted(program, PlainReduction(), schedule, disk, [])
+    reference = list(Sequential(record=True).run(program, shards_of(), schedule, reduction=PlainReduction()))
     assert_same(rounds, reference)
     assert_array_equal(rounds[-1].model["H"], reference[-1].model["H"])
 
@@ -305,7 +305,7 @@ def test_what_serve_refuses_is_not_written():
 def test_nothing_but_messages_crosses():
     """A party's answers are Messages of an ask's own making: nothing of its state or its rows is in them."""
     program, disk = PROGRAMS["exact"], Disk()
-    posted(program, InTheOpen(), Schedule(3, 3), disk, [])
+    posted(program, PlainReduction(), Schedule(3, 3), disk, [])
     sent = b"".join(reply for name in NAMES for reply in disk.files[name][1].values())
     for shard in shards_of():
         for row in (*shard.matrix.X, *disk.files[shard.name][0].program.W):
@@ -338,6 +338,6 @@ class Watched:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_upload_is_in_memory_while_the_server_finishes(name, engine):
     watched = Watched(PROGRAMS[name])
-    for _ in engine.run(watched, shards_of(), Schedule(4, 3), reduction=InTheOpen()):
+    for _ in engine.run(watched, shards_of(), Schedule(4, 3), reduction=PlainReduction()):
         pass
     assert watched.alive == [0, 0, 0, 0]

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
 from partsong import errors
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.codec import decode, encode
 from partsong.core.interfaces import Message, Reducible, Schedule, Shard
 from partsong.core.streams import key
@@ -51,7 +51,7 @@ PROGRAMS = {
     "fedlda": FederatedLDA(4, iterations=20),
 }
 SUMS = [name for name, program in PROGRAMS.items() if isinstance(program.aggregation, Reducible) and "then" not in name]
-REDUCTIONS = {"open": InTheOpen(), "secure_aggregation": PairwiseMasks()}
+REDUCTIONS = {"open": PlainReduction(), "secure_aggregation": PairwiseMasks()}
 MASKED = SecureSum(bound=1e5)
 SEATS = {"one each": [[0], [1], [2], [3], [4]], "unequal": [[3], [0, 4, 1], [2]], "alone": [[0, 1, 2, 3, 4]]}
 
@@ -159,7 +159,7 @@ def at_ranks(size, work, world=None):
 
 
 def run(
-    program, groups, rounds=4, reduction=InTheOpen(), reduce="in order", resume=None, shards=None, world=None, **more
+    program, groups, rounds=4, reduction=PlainReduction(), reduce="in order", resume=None, shards=None, world=None, **more
 ):
     """The rounds at every rank."""
     seats, schedule = seated(groups, shards), Schedule(rounds, 3, **more)
@@ -172,7 +172,7 @@ def run(
     return at_ranks(len(groups), work, world)
 
 
-def sequential(program, rounds=4, reduction=InTheOpen(), shards=None, **more):
+def sequential(program, rounds=4, reduction=PlainReduction(), shards=None, **more):
     shards = shards_of() if shards is None else shards
     return list(Sequential(record=True).run(program, shards, Schedule(rounds, 3, **more), reduction=reduction))
 
@@ -219,25 +219,25 @@ def test_an_all_reduce_is_sequential_to_rounding(name, dtype):
 
 def test_an_all_reduce_falls_back_where_a_rank_has_nothing_to_add():
     absent, silent = {1: frozenset({"p03"})}, {2: {"p03": 0}, 3: {"p00": 0}}
-    reference = sequential(PROGRAMS["exact"], absent=absent, silent=silent)
-    for rounds in run(PROGRAMS["exact"], SEATS["unequal"], reduce="all-reduce", absent=absent, silent=silent):
+    reference = sequential(PROGRAMS["exact"], absent=absent, dropouts=silent)
+    for rounds in run(PROGRAMS["exact"], SEATS["unequal"], reduce="all-reduce", absent=absent, dropouts=silent):
         for done, known in zip(rounds, reference, strict=True):
             assert_allclose(done.model["H"], known.model["H"], rtol=1e-10, atol=1e-10)
             assert dict(done.bytes_up) == dict(known.bytes_up)
             assert done.participants == known.participants
 
 
-class Noisy(InTheOpen):
+class Noisy(PlainReduction):
     """Sends something else than the upload."""
 
-    def send(self, phase, state, heard):
+    def client_step(self, phase, state, heard):
         return state, Message({name: array + 1 for name, array in state.arrays.items()}, state.weight)
 
 
 @pytest.mark.parametrize(
     ("program", "reduction", "told"),
     [
-        (PROGRAMS["fnmf"], InTheOpen(), "reads individual uploads"),
+        (PROGRAMS["fnmf"], PlainReduction(), "reads individual uploads"),
         (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
         (PROGRAMS["exact"], MASKED, 'take the place of SecureSum. Use reduce="in order"'),
         (PROGRAMS["exact"], Noisy(), "something else than the upload"),
@@ -269,12 +269,12 @@ def test_every_program_of_sums_runs_masked_on_any_ranks(name, seats):
 
 @pytest.mark.parametrize("phase", range(4))
 def test_parties_that_drop_out_of_a_masked_sum_are_those_of_sequential(phase):
-    more = {"silent": {1: {"p00": phase, "p03": phase}}, "absent": {2: frozenset({"p01"})}, "reduction": MASKED}
+    more = {"dropouts": {1: {"p00": phase, "p03": phase}}, "absent": {2: frozenset({"p01"})}, "reduction": MASKED}
     reference = sequential(PROGRAMS["exact"], **more)
     assert [len(done.participants) for done in reference] == [5, 5 if phase > 2 else 3, 4, 5]
     for rounds in run(PROGRAMS["exact"], SEATS["unequal"], **more):
         assert_same_rounds(rounds, reference)
-    more["silent"][1]["p04"] = phase
+    more["dropouts"][1]["p04"] = phase
     words = rf"phase {max(phase, 2)} .*2 of 5 parties were heard, and 3 are needed"
     with pytest.raises(TooFewParties, match=words) as known:
         sequential(PROGRAMS["exact"], **more)
@@ -312,7 +312,7 @@ def test_parties_whose_uploads_cannot_be_masked_are_left_out_as_in_sequential():
 def test_absent_and_silent_parties_are_those_of_sequential(name, reduction):
     absent = {0: frozenset({"p03"}), 2: frozenset({"p00", "p01", "p02", "p04"})}
     silent = {1: {"p02": 0 if reduction == "open" else 1, "p04": 0 if reduction == "open" else 1}}
-    more = {"absent": absent, "silent": silent, "reduction": REDUCTIONS[reduction]}
+    more = {"absent": absent, "dropouts": silent, "reduction": REDUCTIONS[reduction]}
     reference = sequential(PROGRAMS[name], **more)
     for rounds in run(PROGRAMS[name], SEATS["unequal"], **more):
         assert_same_rounds(rounds, reference)
@@ -401,9 +401,9 @@ def test_an_error_at_one_rank_is_raised_at_all_in_its_own_words(stage, error, ro
 
 
 def test_an_error_of_the_server_is_raised_at_all():
-    class Deaf(InTheOpen):
-        def hear(self, phase, inbox, state, occasion):
-            raise PartyError(f"Nothing was understood in round {occasion.index}.")
+    class Deaf(PlainReduction):
+        def server_step(self, phase, inbox, state, context):
+            raise PartyError(f"Nothing was understood in round {context.index}.")
 
     for error in run(PROGRAMS["exact"], SEATS["unequal"], reduction=Deaf()):
         assert isinstance(error, PartyError)
@@ -503,7 +503,7 @@ def test_ranks_that_differ_are_told_so_everywhere(what):
         group = odd.get("group", SEATS["unequal"][communicator.rank])
         own = seated([group], shards_of(odd.get("width", 16)))[0]
         schedule = Schedule(odd.get("rounds", 4), odd.get("seed", 3))
-        program, reduction = odd.get("program", PROGRAMS["exact"]), odd.get("reduction", InTheOpen())
+        program, reduction = odd.get("program", PROGRAMS["exact"]), odd.get("reduction", PlainReduction())
         return list(run_ranks(communicator, program, own, schedule, reduction, None, odd.get("sums", "in order")))
 
     for error in at_ranks(3, work):
@@ -536,11 +536,11 @@ def test_programs_are_told_in_the_same_words_everywhere():
 def test_a_loop_that_is_left_at_one_rank_ends_at_all_after_that_round(leavers):
     def work(communicator):
         own, seen = seated(SEATS["unequal"])[communicator.rank], []
-        for done in run_ranks(communicator, PROGRAMS["exact"], own, Schedule(6, 3), InTheOpen(), None):
+        for done in run_ranks(communicator, PROGRAMS["exact"], own, Schedule(6, 3), PlainReduction(), None):
             seen.append(done.index)
             if done.index == 2 and communicator.rank in leavers:
                 break
-        again = run_ranks(communicator, PROGRAMS["exact"], own, Schedule(2, 3), InTheOpen(), None)
+        again = run_ranks(communicator, PROGRAMS["exact"], own, Schedule(2, 3), PlainReduction(), None)
         return seen, len(list(again))
 
     assert at_ranks(3, work) == [([0, 1, 2], 2)] * 3
@@ -549,7 +549,7 @@ def test_a_loop_that_is_left_at_one_rank_ends_at_all_after_that_round(leavers):
 def test_leaving_after_the_last_round_waits_for_nobody():
     def work(communicator):
         own = seated(SEATS["unequal"])[communicator.rank]
-        for done in run_ranks(communicator, PROGRAMS["exact"], own, Schedule(2, 3), InTheOpen(), None):
+        for done in run_ranks(communicator, PROGRAMS["exact"], own, Schedule(2, 3), PlainReduction(), None):
             if done.index == 1 and communicator.rank == 1:
                 break
         return communicator.count

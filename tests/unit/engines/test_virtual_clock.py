@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
 from partsong.aggregation.linear import Mean
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.codec import decode, encode
 from partsong.core.interfaces import Arrival, Checkpoint, Layout, Message, ProgramBase, Schedule, WorkItem
@@ -285,7 +285,7 @@ def test_an_arrival_may_bring_another_piece_than_the_checkpoint_has():
     shards = shards_of(NAMES)
     *_, last = run(Asynchronous(), PROGRAM, shards, 3)
     point, name = last.checkpoint, NAMES[0]
-    config = asynchronous(PROGRAM, Schedule(9), Layout.of(shards, 0), InTheOpen(), record=False)
+    config = asynchronous(PROGRAM, Schedule(9), Layout.of(shards, 0), PlainReduction(), record=False)
     piece = WorkItem(point.model, point.index, point.items[name].number + 5)
     done, _ = taken_in(config, None, point, Arrival(name, PartyError("Nothing came of it."), 99.0, piece))
     assert done.checkpoint.items[name].number == piece.number + 1
@@ -391,15 +391,15 @@ def test_uploads_are_held_to_their_form():
     assert done[-1].checkpoint.parties["p02"].W is None, "its state stands still"
 
 
-class Noisy(InTheOpen):
+class Noisy(PlainReduction):
     """Sends something else than the upload."""
 
-    def send(self, phase, state, heard):
+    def client_step(self, phase, state, heard):
         return state, Message({name: array + 1 for name, array in state.arrays.items()}, state.weight)
 
 
 def in_two_phases():
-    reduction = InTheOpen()
+    reduction = PlainReduction()
     object.__setattr__(reduction, "phases", 2)
     return reduction
 
@@ -418,7 +418,7 @@ def test_what_a_reduction_sends_is_what_is_taken_in():
         ({"reduction": PairwiseMasks()}, CompositionError, "one upload at a time"),
         ({"reduction": in_two_phases()}, CompositionError, "2 exchanges"),
         ({"absent": {1: frozenset({"p00"})}}, ParameterError, "stragglers"),
-        ({"silent": {1: {"p00": 0}}}, ParameterError, "stragglers"),
+        ({"dropouts": {1: {"p00": 0}}}, ParameterError, "stragglers"),
         ({"program": build("fnmf-by-sums", 4, sweeps=2)}, CompositionError, "sweeps=1"),
         ({"durations": Durations(seconds={"p00": 1.0})}, ParameterError, "nothing of p01, p02"),
         ({"durations": Durations(stragglers={"p07": 2.0})}, ParameterError, "not there: p07"),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -196,7 +196,7 @@ def federation(seed=0, parties=4, width=12):
     return X, [Shard(f"p{i}", as_matrix(X[a:b]), 77 + i) for i, (a, b) in enumerate(itertools.pairwise(cuts))]
 
 
-def counted(program, shards, engine=Sequential(), reduction=InTheOpen()):
+def counted(program, shards, engine=Sequential(), reduction=PlainReduction()):
     (done,) = engine.run(program, shards, Schedule(1), reduction=reduction)
     return program.counts(done.checkpoint.server), done
 
@@ -207,7 +207,7 @@ def assert_same_counts(some, other):
     assert_array_equal(some.pairs, other.pairs)
 
 
-@pytest.mark.parametrize("reduction", [InTheOpen(), SecureSum()], ids=["open", "masked"])
+@pytest.mark.parametrize("reduction", [PlainReduction(), SecureSum()], ids=["open", "masked"])
 @pytest.mark.parametrize("engine", [Sequential(), Parallel(2)], ids=["sequential", "parallel"])
 def test_counts_over_parties_are_those_of_all_documents_exactly(engine, reduction):
     X, shards = federation()
@@ -243,7 +243,7 @@ def test_masked_counts_are_sent_masked_and_of_topic_words_alone():
     assert not any(own[name] in array.tobytes() for name, _, sent in masked.traffic for array in sent.arrays.values())
 
 
-@pytest.mark.parametrize("reduction", [InTheOpen(), SecureSum()], ids=["open", "masked"])
+@pytest.mark.parametrize("reduction", [PlainReduction(), SecureSum()], ids=["open", "masked"])
 def test_counts_are_sent_once(reduction):
     """A second sum without a party would be the first less its counts."""
     _, shards = federation()

@@ -11,7 +11,7 @@ import pytest
 from method_tables import METHODS, SENDS_H
 
 import partsong
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Outcome, Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
@@ -245,7 +245,7 @@ class TestNothingElseLeaves:
         weights = set()
         program = party_private(build("fedavg", 3, local_steps=10), epsilon=3, delta=1e-5, rounds=2)
         shards = [Shard(f"p{i}", as_matrix(rows)) for i, rows in enumerate(parts)]
-        for done in Sequential(record=True).run(program, shards, Schedule(2), reduction=InTheOpen()):
+        for done in Sequential(record=True).run(program, shards, Schedule(2), reduction=PlainReduction()):
             weights |= {message.weight for _, _, message in done.traffic}
         assert weights == {1.0}
 

@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import partsong
 from partsong.core.interfaces import Checkpoint, Message, Outcome, Round, Schedule, Shard
-from partsong.core.runtime import Interrupts, held
+from partsong.core.runtime import InterruptCounter, graceful_interrupt
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import DivergenceError, DivergenceWarning, PartyError
@@ -205,7 +205,7 @@ def test_an_earlier_part_counts_for_convergence_best_and_time():
 
 
 def test_interrupts_end_the_run_after_a_round():
-    presses = Interrupts()
+    presses = InterruptCounter()
 
     def watch(done, row):
         presses.count += done.index == 2
@@ -228,9 +228,9 @@ def interrupts_work():
 
 @pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="no signals")
 def test_held_counts_the_first_and_lets_the_second_through(interrupts_work):
-    with held() as presses:
+    with graceful_interrupt() as presses:
         signal.raise_signal(signal.SIGINT)
-        with held() as inner:
+        with graceful_interrupt() as inner:
             assert inner is presses
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -239,7 +239,7 @@ def test_held_counts_the_first_and_lets_the_second_through(interrupts_work):
     seen = []
 
     def elsewhere():
-        with held() as presses:
+        with graceful_interrupt() as presses:
             seen.append(presses.count)
 
     thread = threading.Thread(target=elsewhere)
@@ -297,8 +297,8 @@ def test_a_second_ctrl_c_before_any_round_is_done_returns_no_model(interrupts_wo
     assert capsys.readouterr().err.count("Press Ctrl-C again") == 1
 
 
-def row_of(iteration, objective, parties, company):
-    return HistoryRow(iteration, 0.0, objective, objective, 0, 0, parties=parties, company=company)
+def row_of(iteration, objective, parties, cohort):
+    return HistoryRow(iteration, 0.0, objective, objective, 0, 0, parties=parties, cohort=cohort)
 
 
 def test_a_run_that_goes_on_with_fewer_parties_does_not_wait_for_the_others():
@@ -410,7 +410,7 @@ def test_a_resumed_federation_with_rotating_absence_ends_with_the_same_model():
         first = run_fit(replace(task, schedule=replace(task.schedule, rounds=cut)))
         again = run_fit(task, resume=ResumePoint(points[cut - 1], tuple(first.history), first.best))
         assert [row.objective for row in again.history] == [row.objective for row in whole.history]
-        assert [row.company for row in again.history] == [row.company for row in whole.history]
+        assert [row.cohort for row in again.history] == [row.cohort for row in whole.history]
         assert_array_equal(task.program.components(again.best), task.program.components(whole.best))
 
 
@@ -418,9 +418,9 @@ def test_rows_tell_who_took_part_without_naming_them():
     run = follow([0.9] * 4, participants=[("a", "b"), ("a",), ("b",), ("a",)])
     everybody, a, b, again = run.history
     assert [row.parties for row in run.history] == [2, 1, 1, 1]
-    assert everybody.company == 0
-    assert 0 < a.company == again.company != b.company
-    assert int(float(a.company)) == a.company
+    assert everybody.cohort == 0
+    assert 0 < a.cohort == again.cohort != b.cohort
+    assert int(float(a.cohort)) == a.cohort
 
 
 def test_a_run_that_had_come_to_its_end_is_not_gone_on_with():
@@ -469,7 +469,7 @@ def test_runs_end_with_whole_rounds_only():
     thirds = {"ends_round": lambda done: done.index % 3 == 2}
     late = trained(rounds_of([0.9] * 9), StoppingRule(time_budget=1e-9), **thirds)
     assert (late.outcome, len(late.history), late.best) == (Outcome.TIME_LIMIT, 3, 2)
-    pressed = Interrupts()
+    pressed = InterruptCounter()
     pressed.count = 1
     wished = follow([0.9] * 9, interrupts=pressed, **thirds)
     assert (wished.outcome, len(wished.history), wished.best) == (Outcome.INTERRUPTED, 3, 2)

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from partsong.aggregation.plaintext import InTheOpen
+from partsong.aggregation.plaintext import PlainReduction
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, guarded, put_json
 from partsong.core.interfaces import Schedule, Shard
@@ -172,7 +172,7 @@ def warm(sites: dict[str, SiteFolder]) -> None:
     """One round in this process: kernels are then compiled, once for all processes, and in the cache."""
     plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name, 20)), 1) for name in sorted(sites)]
-    next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=InTheOpen())))
+    next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=PlainReduction())))
 
 
 def start_server(running: Processes, server: ServerFolder, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -51,8 +51,8 @@ class Coordinator:
 
         `require_end` checks the last model before sites receive it, and every site must then answer the end.
         """
-        if schedule.silent:
-            raise ParameterError("Dropouts of a federation cannot be scheduled: remove `silent` from the schedule.")
+        if schedule.dropouts:
+            raise ParameterError("Dropouts of a federation cannot be scheduled: remove `dropouts` from the schedule.")
         with self._clients(schedule) as client:
             journal = Journal(self.folder)
             run = journal.load()

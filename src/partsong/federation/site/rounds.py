@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Ask, Message, Occasion, Shard
+from partsong.core.interfaces import Ask, Message, ReductionContext, Shard
 from partsong.engines.party import Party, PartyState
 from partsong.errors import FileError, PartsongError, TooFewParties, UploadError
 from partsong.federation.audit_log import Audit
@@ -63,11 +63,11 @@ class Workplace:
             )
         self.consent.exposure.require_upload(self.plan, request, self.started)
         place = self._in_step(request, at)
-        occasion, company = place._occasion(request, participants)
+        context, company = place._context(request, participants)
         worked = self._charged(request, at)
         with place._closing():
             worked = worked or place._worked(request, at)
-            seat = place._begun(worked.upload, occasion)
+            seat = place._begun(worked.upload, context)
         answered = place._sent(request, Sent("", seat, b"", company), Message({}))
         self.files.forget({at, *([place.tally.counted] if place.tally.counted else [])})
         return answered
@@ -123,11 +123,11 @@ class Workplace:
             raise Denied(self.tally.closed, "Work under masks has failed in this run before, and it is closed here.")
         return sent
 
-    def _begun(self, upload: Message, occasion: Occasion) -> Any:
+    def _begun(self, upload: Message, context: ReductionContext) -> Any:
         """The site's seat in the sum. Where a number is beyond its bound, the site's log is told how large it is."""
         aggregation: Any = self.plan.program.aggregation
         try:
-            return self.plan.reduction.begin(self.tally.standing, upload, aggregation, occasion)
+            return self.plan.reduction.start(self.tally.standing, upload, aggregation, context)
         except UploadError as error:
             if not self.plan.reduction.hides_uploads:
                 raise
@@ -182,7 +182,7 @@ class Workplace:
         sent = self.files.sent(summed, phases[-1], self.plan.source) if summed is not None and phases else None
         if sent is not None:
             survivors = getattr(sent.seat, "survivors", ())
-            tally = replace(tally, standing=self.plan.reduction.rest(sent.seat), company=tuple(survivors) or None)
+            tally = replace(tally, standing=self.plan.reduction.finish_party(sent.seat), company=tuple(survivors) or None)
         self.files.save_tally(tally, self.plan.source)
         return replace(self, tally=tally)
 
@@ -213,7 +213,7 @@ class Workplace:
             raise Denied("out-of-step", f"The server counts on {counted}; here it is {tally.agreed}.")
         return self.counting(counted)
 
-    def _occasion(self, request: Request, participants: tuple[str, ...]) -> tuple[Occasion, tuple[str, ...] | None]:
+    def _context(self, request: Request, participants: tuple[str, ...]) -> tuple[ReductionContext, tuple[str, ...] | None]:
         """Which sum this is; and, within a round that is hidden, who has to be in it."""
         company, name = None, self.consent.name
         if self.plan.reduction.hides_uploads and self.plan.program.turn(request.body).step > 0:
@@ -228,7 +228,7 @@ class Workplace:
         drawn = DrawnSchedule(self.plan.exchanges, seed, fraction=self.plan.fraction).participants(parties, number)
         if not set(participants) <= set(drawn):
             raise Denied("protocol", f"Asked in round {number} are {participants}; drawn for it were {drawn}.")
-        return Occasion(request.nonce.round, participants, self.started.layout, request.body), company
+        return ReductionContext(request.nonce.round, participants, self.started.layout, request.body), company
 
     def _worked(self, request: Request, at: Attempt) -> Worked:
         started, program, name, data = self.started, self.plan.program, self.consent.name, self.consent.data
@@ -249,7 +249,7 @@ class Workplace:
         """The answer of a phase, on the disk."""
         nonce = request.nonce
         try:
-            seat, message = self.plan.reduction.send(nonce.phase, before.seat, heard)
+            seat, message = self.plan.reduction.client_step(nonce.phase, before.seat, heard)
         except PartsongError as error:
             code = refusal_of(error).code
             raise Denied("protocol" if code == "failed" else code, str(error)) from error

@@ -111,9 +111,9 @@ def start(site: Site, request: Request) -> Answered:
     shard = Shard(site.name, site.data.matrix(order, least), site.data.secret)
     _check(plan, layout, shard, len(order))
     require_sound(site.data)
-    with runtime.kernels_on(KERNEL_THREADS):
+    with runtime.limit_kernel_threads(KERNEL_THREADS):
         state = plan.program.start_party(shard, layout)
-    standing = plan.reduction.enrol(site.name, site.data.secret, layout)
+    standing = plan.reduction.setup_party(site.name, site.data.secret, layout)
     files.save_tally(Tally(None, standing, passed=passed), plan.source)
     rows = (site.data.n_rows, site.data.type)
     mark = mark_of(site.data.rows, order)
@@ -248,7 +248,7 @@ def _keep_result(site: Site, place: Workplace, request: Request) -> None:
     parties = len(started.layout.parties)
     weighing = site.data.weighing if isinstance(site.data, CountedData) else None
     ending = Ending(run, started.experiment, place.plan.program, parties, matrix, columns, weighing)
-    with runtime.kernels_on(KERNEL_THREADS):
+    with runtime.limit_kernel_threads(KERNEL_THREADS):
         told = ending.keep(folder, request.body)
     if told:
         site.log(request.nonce, "note", told)

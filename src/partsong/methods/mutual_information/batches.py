@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from partsong.core.interfaces import Array, Matrix
-from partsong.core.runtime import once
+from partsong.core.runtime import cached_property
 from partsong.data.conversion import is_tensor
 from partsong.data.sparse import SparseMatrix
 from partsong.errors import DataTypeError
@@ -37,12 +37,12 @@ class Documents:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @once
+    @cached_property
     def offsets(self) -> Array:
         """Where each document starts, beside its words."""
         return operations(self.words).places(self.starts[:-1], self.words)
 
-    @once
+    @cached_property
     def owners(self) -> Array:
         """The document that each entry belongs to, beside its words."""
         owner = np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.starts))
