@@ -108,7 +108,9 @@ def counted(rows: int, columns: int, rank: int) -> Iterator[dict[str, Any]]:
     X = gamma_factors(rows, columns, rank, stream(0, "counted")).X
     for parties in WORKERS:
         shards = [Shard(f"{p:02d}", as_matrix(part)) for p, part in enumerate(np.array_split(X, parties))]
-        rounds = list(Sequential(record=True).run(PlayInStrata(rank), shards, Schedule(parties), reduction=PlainReduction()))
+        rounds = list(
+            Sequential(record=True).run(PlayInStrata(rank), shards, Schedule(parties), reduction=PlainReduction())
+        )
         uploads = [message for done in rounds for who, _, message in done.traffic if who != "server"]
         sizes = [int(np.prod(message["H"].shape)) for message in uploads]
         yield {

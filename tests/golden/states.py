@@ -24,7 +24,7 @@ import numpy as np
 
 import partsong
 from partsong.core.codec import decode, encode
-from partsong.core.states import MODULES, class_of, name_of
+from partsong.core.states import FIELDS_AS_STORED, MODULES, class_of, name_of
 from partsong.errors import PartsongError
 
 HERE = Path(__file__).resolve().parent
@@ -59,11 +59,12 @@ def all_names() -> dict[str, str]:
 
 
 def fields_of(name: str) -> list[str]:
-    """The fields of a state, or the members of an enumeration."""
+    """The fields of a state as they are stored, or the members of an enumeration."""
     cls = class_of(name)
     if issubclass(cls, enum.Enum):
         return [member.name for member in cls]
-    return [field.name for field in dataclasses.fields(cls) if field.init]
+    as_stored = FIELDS_AS_STORED.get(name, {})
+    return [as_stored.get(field.name, field.name) for field in dataclasses.fields(cls) if field.init]
 
 
 def sample(name: str) -> Any:
@@ -72,7 +73,8 @@ def sample(name: str) -> Any:
     if issubclass(cls, enum.Enum):
         return next(iter(cls))
     own, kinds = OWN_VALUES.get(name, {}), typing.get_type_hints(cls)
-    return cls(**{one: own[one] if one in own else _value(kinds[one]) for one in fields_of(name)})
+    names = [field.name for field in dataclasses.fields(cls) if field.init]
+    return cls(**{one: own[one] if one in own else _value(kinds[one]) for one in names})
 
 
 def _value(kind: Any) -> Any:

@@ -20,7 +20,7 @@ from test_sketched_consensus import program_of
 
 from partsong.aggregation.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
 from partsong.aggregation.plaintext import PlainReduction
-from partsong.core.interfaces import Layout, Message, ReductionContext, Reducible, Schedule, Shard
+from partsong.core.interfaces import Layout, Message, Reducible, ReductionContext, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
@@ -101,7 +101,9 @@ class Play:
     def __call__(self, uploads, before=None, index=0, played=None):
         shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in uploads]
         layout = Layout.of(shards, 0)
-        members = before.members if before else {s.name: self.reduction.setup_party(s.name, s.secret, layout) for s in shards}
+        members = (
+            before.members if before else {s.name: self.reduction.setup_party(s.name, s.secret, layout) for s in shards}
+        )
         done = played if played is not None else Played({}, None)
         names = self.asked or layout.parties
         done.members, done.context = dict(members), ReductionContext(index, names, layout, Message({"H": np.ones(2)}))
@@ -965,7 +967,9 @@ def test_a_server_that_asks_twice_is_refused():
 )
 def test_a_party_answers_no_list_that_would_single_somebody_out(listed, words):
     with pytest.raises(PartyError, match=words):
-        SecureSum().client_step(UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0))
+        SecureSum().client_step(
+            UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0)
+        )
 
 
 def revealed_in(played):
@@ -1267,7 +1271,9 @@ def play_with(reduction, seats, context):
     for phase in range(4):
         said = {name: reduction.client_step(phase, seat, heard) for name, seat in seats.items()}
         seats = {name: seat for name, (seat, _) in said.items()}
-        desk, heard = reduction.server_step(phase, {name: message for name, (_, message) in said.items()}, desk, context)
+        desk, heard = reduction.server_step(
+            phase, {name: message for name, (_, message) in said.items()}, desk, context
+        )
     return reduction.result(desk, Sum(), context)
 
 

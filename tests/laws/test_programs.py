@@ -398,10 +398,16 @@ def test_faults_name_the_party(engine):
     for fault in ("nan", "shape"):
         with pytest.raises(PartyError, match="'p01'"):
             list(
-                engine.run(Broken(build("exact", 4, local_steps=5), fault), shards, Schedule(2), reduction=PlainReduction())
+                engine.run(
+                    Broken(build("exact", 4, local_steps=5), fault), shards, Schedule(2), reduction=PlainReduction()
+                )
             )
     with pytest.raises(ZeroDivisionError) as caught:
-        list(engine.run(Broken(build("exact", 4, local_steps=5), "raise"), shards, Schedule(2), reduction=PlainReduction()))
+        list(
+            engine.run(
+                Broken(build("exact", 4, local_steps=5), "raise"), shards, Schedule(2), reduction=PlainReduction()
+            )
+        )
     assert any("p01" in note and "local" in note and "round 0" in note for note in caught.value.__notes__)
 
 

@@ -110,7 +110,9 @@ def test_relaxation_without_a_past_is_replacement():
     shards, X = shards_of(data()), Schedule(1, 3)
     relaxed = next(Sequential().run(asyn(rho=2.0), shards, X, reduction=PlainReduction()))
     plain = replace(asyn(), server_update=Replace())
-    assert_array_equal(relaxed.model["H"], next(Sequential().run(plain, shards, X, reduction=PlainReduction())).model["H"])
+    assert_array_equal(
+        relaxed.model["H"], next(Sequential().run(plain, shards, X, reduction=PlainReduction())).model["H"]
+    )
 
 
 def test_a_start_on_another_device_is_moved_to_where_uploads_are():

@@ -141,7 +141,9 @@ def test_engines_agree_in_any_order_and_runs_go_on_bit_for_bit(variant, kind):
                 assert_array_equal(array, two.model[name])
     for middle in (1, 4, 5):
         rest = list(
-            Sequential().run(program, shards, Schedule(8, SEED), reduction=PlainReduction(), resume=whole[middle].checkpoint)
+            Sequential().run(
+                program, shards, Schedule(8, SEED), reduction=PlainReduction(), resume=whole[middle].checkpoint
+            )
         )
         assert_array_equal(rest[-1].checkpoint.server.H, whole[-1].checkpoint.server.H)
         assert_array_equal(rest[-1].checkpoint.parties["p01"].W, whole[-1].checkpoint.parties["p01"].W)

@@ -67,7 +67,9 @@ def shards_of(parts=None, form=sparse.csr_array):
     return [Shard(name, as_matrix(form(X)), key(5, name)) for name, X in zip(NAMES, parts, strict=False)]
 
 
-def run(program, shards=None, rounds=3, engine=Sequential(record=True), reduction=PlainReduction(), resume=None, **more):
+def run(
+    program, shards=None, rounds=3, engine=Sequential(record=True), reduction=PlainReduction(), resume=None, **more
+):
     shards = shards_of() if shards is None else shards
     return list(engine.run(program, shards, Schedule(rounds, 11, **more), reduction=reduction, resume=resume))
 

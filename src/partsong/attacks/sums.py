@@ -15,7 +15,7 @@ from partsong.attacks.exact_sums import from_differences, from_statistics
 from partsong.attacks.findings import Finding, Observer
 from partsong.attacks.reconstruction import last_addend
 from partsong.attacks.transcript import Exchange, Scene, numbers
-from partsong.core.interfaces import Layout, Message, ReductionContext, Program, Reducible, Reduction, Shard, State
+from partsong.core.interfaces import Layout, Message, Program, Reducible, Reduction, ReductionContext, Shard, State
 from partsong.errors import ParameterError
 from partsong.training.traffic import Traffic
 
@@ -107,7 +107,9 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     return exchanges
 
 
-def _opened(sent: Traffic, reduction: Reduction, standing: State, asked: ReductionContext) -> tuple[int, State, ReductionContext]:
+def _opened(
+    sent: Traffic, reduction: Reduction, standing: State, asked: ReductionContext
+) -> tuple[int, State, ReductionContext]:
     """The phase with which a sum begins, the server's state after it, and the context with all who were asked.
 
     Who was asked and never heard has left nothing in the traffic. But what the others have signed is bound to all who

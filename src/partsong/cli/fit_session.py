@@ -354,7 +354,10 @@ class Session(FitObserver):
         """Fit, save and report; whether Ctrl-C was pressed."""
         began, options = time.perf_counter(), self.options
         earlier = self.saved.history[-1].seconds if self.saved is not None and self.saved.history else 0.0
-        with runtime.limit_threads(options.threads or runtime.available_threads()), graceful_interrupt(FINISHING) as pressed:
+        with (
+            runtime.limit_threads(options.threads or runtime.available_threads()),
+            graceful_interrupt(FINISHING) as pressed,
+        ):
             W = self._fit()
             seconds = earlier + time.perf_counter() - began
             result = Result(self.options, self.estimator, self.holdings, self.fit, self.settings, self.training,
@@ -431,7 +434,9 @@ class Session(FitObserver):
         }
         own = folder.path / run_folder.CHECKPOINT
         resumes = options.resume is not None and place_of(options.resume).resolve() == own.resolve()
-        folder.begin(asked, model_file.machine_versions(options.threads or runtime.available_threads()), kept, resumes=resumes)
+        folder.begin(
+            asked, model_file.machine_versions(options.threads or runtime.available_threads()), kept, resumes=resumes
+        )
         missing = "" if saved is None else missing_traffic(
             folder.path, kept, saved.checkpoint.index, is_recorded=options.record
         )  # fmt: skip

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.states import class_of, name_of
+from partsong.core.states import FIELDS_AS_STORED, class_of, name_of
 from partsong.errors import DataTypeError, FormatError
 
 Array = Any  # a NumPy array or a torch tensor
@@ -129,8 +129,9 @@ class _Encoder:
         """The node for a value of a class with a name."""
         if isinstance(value, enum.Enum):
             return {"enum": name, "member": value.name}
-        stored = (one.name for one in fields(value) if one.init)
-        return {"state": name, "fields": {one: self.node(getattr(value, one), (where, ".", one)) for one in stored}}
+        names, as_stored = (one.name for one in fields(value) if one.init), FIELDS_AS_STORED.get(name, {})
+        content = {as_stored.get(one, one): self.node(getattr(value, one), (where, ".", one)) for one in names}
+        return {"state": name, "fields": content}
 
     def container(self, value: Any, where: tuple[Any, ...]) -> Node:
         """The node for what holds others, and for arrays and scalars of rarer kinds."""
@@ -369,14 +370,15 @@ class _Decoder:
         if not is_dataclass(cls) or type(content) is not dict:
             raise _malformed(f"{name!r} is no state with fields")
         make: Any = cls
-        declared = [one for one in fields(cls) if one.init]
-        needed = {one.name for one in declared if one.default is one.default_factory is MISSING}
-        if not needed <= content.keys() <= {one.name for one in declared}:
+        as_stored = FIELDS_AS_STORED.get(name, {})
+        declared = {as_stored.get(one.name, one.name): one for one in fields(cls) if one.init}
+        needed = {stored for stored, one in declared.items() if one.default is one.default_factory is MISSING}
+        if not needed <= content.keys() <= declared.keys():
             raise FormatError(
-                f"The state {name!r} was written with the fields {sorted(content)}, and this version of partsong has "
-                f"{sorted(one.name for one in declared)}. Use the version that wrote it, or start a new run."
+                f"The state {name!r} was written with the fields {sorted(content)}, but this version of partsong has "
+                f"{sorted(declared)}. Use the version that wrote it, or start a new run."
             )
-        return make(**{key: self.value(item) for key, item in content.items()})
+        return make(**{declared[stored].name: self.value(item) for stored, item in content.items()})
 
     def named(self, name: Any, kind: type) -> Any:
         """The class of a name, if it may be made here."""

@@ -397,16 +397,18 @@ class ReductionContext:
 
 
 class Reduction(Protocol):
-    """How uploads become one aggregate: in one exchange or several, in the open or masked.
+    """How uploads become one aggregate: in one exchange or several phases, in plain or masked.
 
-    At a party: `enrol` makes what lasts from sum to sum (keys, from the party's own secret), `begin` takes its upload,
-    `send` answers the server in each phase, `rest` says what is kept for the next sum. At the server: `first` says with
-    which phase a sum begins, by what was kept of earlier ones: phases before it serve several sums and were had then;
-    `hear` gets a phase's messages by name and broadcasts one reply; `total` closes, with the names that are in the sum.
-    A party that falls silent is missing from the inbox of that phase and all later ones; the reduction goes on with the
-    rest or says why it cannot. What lasts is not part of a checkpoint: a resumed run enrols anew. Programs do not know
-    which reduction is in use. `hides_uploads`: the server sees sums alone, so that only the party itself can check an
-    upload, and engines keep to one set of parties in all exchanges of a round.
+    At a party: `setup_party` makes the state that lasts from sum to sum (keys, from the party's own secret), `start`
+    takes the upload, `client_step` answers the server in each phase, and `finish_party` returns what is kept for the
+    next sum. At the server: `first_phase` is the phase where this sum starts (set-up phases shared with earlier sums
+    are skipped); `server_step` takes the messages of a phase by name and broadcasts one reply; `result` returns the
+    aggregate and the names that are in the sum.
+
+    A party that drops out is missing from the inbox of that phase and of all later ones. The reduction continues with
+    the others, or raises an error. The state of `setup_party` is not part of a checkpoint: a resumed run sets up its
+    parties again. Programs do not know which reduction is in use. `hides_uploads`: the server sees only sums, so that
+    each party checks its own upload, and engines keep one set of parties in all exchanges of a round.
     """
 
     @property
@@ -415,7 +417,9 @@ class Reduction(Protocol):
     def hides_uploads(self) -> bool: ...
     def check(self, aggregation: Aggregation) -> None: ...
     def setup_party(self, party: str, secret: int, layout: Layout) -> State: ...
-    def start(self, party_state: State, upload: Message, aggregation: Aggregation, context: ReductionContext) -> State: ...
+    def start(
+        self, party_state: State, upload: Message, aggregation: Aggregation, context: ReductionContext
+    ) -> State: ...
     def client_step(self, phase: int, state: State, reply: Message) -> tuple[State, Message]: ...
     def finish_party(self, state: State) -> State: ...
     def first_phase(self, state: State, context: ReductionContext) -> int: ...

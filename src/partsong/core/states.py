@@ -1,16 +1,19 @@
 """Names of state classes, which files and messages carry instead of module paths: `@state("averaging.party")`.
 
 Names and fields are part of the file format. A class may move or be renamed: its name here stays, and a new field has a
-default. A decoder finds the module of a name in the table below, so that reading does not import every method.
+default. A field that is renamed in code keeps its stored name: add it to stored_names.json. A decoder finds the module
+of a name in the table below, so that reading does not import every method.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TypeVar
 
 from partsong.errors import FormatError, ParameterError
@@ -83,6 +86,11 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
 }
 
 MODULES = {name: module for module, names in STATES_BY_MODULE.items() for name in names}
+
+FIELDS_AS_STORED: Mapping[str, Mapping[str, str]] = json.loads(
+    Path(__file__).with_name("stored_names.json").read_text("utf-8")
+)
+"""State name → field in code → field in files, for fields whose two names differ."""
 
 _classes: dict[str, type] = {}
 _names: dict[type, str] = {}

@@ -72,7 +72,9 @@ class SparseMatrix(CsrRows):
     def times(self, B: np.ndarray) -> np.ndarray:
         out = np.empty((self.shape[0], B.shape[1]), self.dtype)
         B = np.ascontiguousarray(B, self.dtype)
-        runtime.map_ranges(self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b]))
+        runtime.map_ranges(
+            self._pieces(self.by_row, B.shape[1]), lambda a, b: _product_into(self.by_row, B, a, out[a:b])
+        )
         return out
 
     def transposed_times(self, A: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partsong.core import runtime
-from partsong.core.interfaces import Ask, Layout, Message, ReductionContext, Program, Reduction, Shard, State
+from partsong.core.interfaces import Ask, Layout, Message, Program, Reduction, ReductionContext, Shard, State
 from partsong.engines.upload_checks import Expected, check_upload
 from partsong.errors import PartsongError, TooFewParties
 

@@ -404,7 +404,9 @@ def precision_of(dtype: Any) -> np.dtype[Any] | None:
 
 def threads_of(n_threads: Any) -> int:
     """The threads asked for, or all that this process may use."""
-    return runtime.available_threads() if n_threads is None else whole_number("n_threads", n_threads, " (None: all cores)")
+    return (
+        runtime.available_threads() if n_threads is None else whole_number("n_threads", n_threads, " (None: all cores)")
+    )
 
 
 def require_verbosity(verbose: Any) -> None:

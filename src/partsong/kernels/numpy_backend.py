@@ -106,7 +106,9 @@ def gram(F: Floats, exactly: bool = True) -> Floats:
 
 def inner(A: Floats, B: Floats) -> Floats:
     """⟨A, B⟩ in float64, as a 0-d array."""
-    return np.asarray(sum(runtime.map_ranges(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))), np.float64)
+    return np.asarray(
+        sum(runtime.map_ranges(_pieces(A, 2), lambda a, b: compiled.inner_rows(A[a:b], B[a:b]))), np.float64
+    )
 
 
 def total(F: Floats) -> Floats:

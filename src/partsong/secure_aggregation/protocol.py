@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.core.interfaces import Aggregation, Layout, Message, ReductionContext, Reducible, Shard
+from partsong.core.interfaces import Aggregation, Layout, Message, Reducible, ReductionContext, Shard
 from partsong.errors import CompositionError, ParameterError, PartyError, PredictableMasks, TooFewParties, UploadError
 from partsong.privacy.randomness import Source, system_source
 from partsong.secure_aggregation import client, crypto, server
@@ -145,8 +145,8 @@ class SecureSum:
         terms, party = self._terms(context), party_state.party
         if context.index <= party_state.last:
             raise PartyError(
-                f"Party {party!r} was asked for a masked sum of round {context.index}, after that of {party_state.last}. "
-                "A round is summed once: two sums of it over different parties would differ by single uploads."
+                f"Party {party!r} was asked for a masked sum of round {context.index}, after that of "
+                f"{party_state.last}. A round is summed once: two sums of it over different parties would differ by single uploads."
             )
         assert isinstance(aggregation, Reducible)
         lifted = aggregation.lift(upload)

@@ -216,8 +216,8 @@ class RunFolder:
 
 
 def _history_row(row: Mapping[str, str]) -> HistoryRow:
-    kinds = get_type_hints(HistoryRow)
-    return HistoryRow(**{name: kinds[name](row[name] or "nan") for name in HistoryRow._fields})
+    kinds = get_type_hints(HistoryRow).values()  # by position: one column had another name in 0.1.0
+    return HistoryRow(*(kind(cell or "nan") for kind, cell in zip(kinds, row.values(), strict=True)))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -159,7 +159,15 @@ def at_ranks(size, work, world=None):
 
 
 def run(
-    program, groups, rounds=4, reduction=PlainReduction(), reduce="in order", resume=None, shards=None, world=None, **more
+    program,
+    groups,
+    rounds=4,
+    reduction=PlainReduction(),
+    reduce="in order",
+    resume=None,
+    shards=None,
+    world=None,
+    **more,
 ):
     """The rounds at every rank."""
     seats, schedule = seated(groups, shards), Schedule(rounds, 3, **more)

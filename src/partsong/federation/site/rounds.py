@@ -182,7 +182,9 @@ class Workplace:
         sent = self.files.sent(summed, phases[-1], self.plan.source) if summed is not None and phases else None
         if sent is not None:
             survivors = getattr(sent.seat, "survivors", ())
-            tally = replace(tally, standing=self.plan.reduction.finish_party(sent.seat), company=tuple(survivors) or None)
+            tally = replace(
+                tally, standing=self.plan.reduction.finish_party(sent.seat), company=tuple(survivors) or None
+            )
         self.files.save_tally(tally, self.plan.source)
         return replace(self, tally=tally)
 
@@ -213,7 +215,9 @@ class Workplace:
             raise Denied("out-of-step", f"The server counts on {counted}; here it is {tally.agreed}.")
         return self.counting(counted)
 
-    def _context(self, request: Request, participants: tuple[str, ...]) -> tuple[ReductionContext, tuple[str, ...] | None]:
+    def _context(
+        self, request: Request, participants: tuple[str, ...]
+    ) -> tuple[ReductionContext, tuple[str, ...] | None]:
         """Which sum this is; and, within a round that is hidden, who has to be in it."""
         company, name = None, self.consent.name
         if self.plan.reduction.hides_uploads and self.plan.program.turn(request.body).step > 0:
