@@ -96,8 +96,8 @@ def asynchronous(
     if reduction.hides_uploads:
         raise CompositionError(
             f"{kind} lets the server see sums alone, but an asynchronous server takes in one upload at a time and sees "
-            "each by definition. Use PlainReduction, with noise added at the parties if uploads are to be protected, or "
-            "a synchronous engine."
+            "each by definition. Use PlainReduction, with noise added at the parties if uploads are to be protected, "
+            "or a synchronous engine."
         )
     if reduction.phases != 1:
         raise CompositionError(

@@ -146,7 +146,8 @@ class SecureSum:
         if context.index <= party_state.last:
             raise PartyError(
                 f"Party {party!r} was asked for a masked sum of round {context.index}, after that of "
-                f"{party_state.last}. A round is summed once: two sums of it over different parties would differ by single uploads."
+                f"{party_state.last}. A round is summed once: two sums of it over different parties would differ by "
+                "single uploads."
             )
         assert isinstance(aggregation, Reducible)
         lifted = aggregation.lift(upload)
