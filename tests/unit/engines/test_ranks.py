@@ -512,7 +512,7 @@ def test_ranks_that_differ_are_told_so_everywhere(what):
         own = seated([group], shards_of(odd.get("width", 16)))[0]
         schedule = Schedule(odd.get("rounds", 4), odd.get("seed", 3))
         program, reduction = odd.get("program", PROGRAMS["exact"]), odd.get("reduction", PlainReduction())
-        return list(run_ranks(communicator, program, own, schedule, reduction, None, odd.get("sums", "in order")))
+        return list(run_ranks(communicator, program, own, schedule, reduction, None, odd.get("reduce", "in order")))
 
     for error in at_ranks(3, work):
         assert type(error) is kind
