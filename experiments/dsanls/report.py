@@ -1,10 +1,10 @@
-"""Tables and pictures of docs/results/dsanls.md from the runs that the other experiments have written down.
+"""Write the tables and figures of docs/results/dsanls.md from recorded runs.
 
-    python -m experiments.dsanls.report FOLDER
+    python -m experiments.dsanls.report docs/results
 
-FOLDER holds dsanls-curves.jsonl, dsanls-ranks-k.jsonl (Fig. 4), dsanls-ranks.json and dsanls-speeds.jsonl (Fig. 3),
-dsanls-secure.jsonl and dsanls-rates.jsonl, or some of them. Text between `<!-- table: NAME -->` and `<!-- end -->` is
-replaced; everything else in the document is left as it is.
+The folder holds dsanls-curves.jsonl, dsanls-ranks-k.jsonl (Fig. 4), dsanls-ranks.json and dsanls-speeds.jsonl (Fig. 3),
+dsanls-secure.jsonl and dsanls-rates.jsonl, or some of them. Replaces the text between `<!-- table: NAME -->` and
+`<!-- end -->`, and nothing else. `--print` prints every table, also those that the page leaves out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 from experiments.dsanls.curves import CONTESTANTS
 from experiments.dsanls.datasets import SETS
 from experiments.dsanls.secure import METHODS
-from experiments.shared.document import replace_tables
+from experiments.shared.document import print_tables, replace_tables
 from experiments.shared.figures import figure_svg, style_of
 from experiments.shared.metrics import spread
+from experiments.shared.names import shown
 from partsong.reporting.charts import Line, Quantity
 
 SLACK = 1.05
@@ -65,6 +66,20 @@ def final_errors(runs: Runs) -> str:
         one = of(runs, data=name, method="HALS")[0]
         setting = f"{one['rank']}, {one['points'][-1][1]:.0f}, {len(of(runs, data=name, method='HALS'))}"
         lines.append(f"| {SETS[name].title} | {setting} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def final_in_short(runs: Runs, methods: Sequence[str] = ("HALS", "DSANLS/S", "DSANLS/C", "MU", "BPP")) -> str:
+    """Sets × methods: the error at the end of the same time; and the time of DSANLS/S to the goal, over HALS's."""
+    methods = [method for method in methods if of(runs, method=method)]
+    ratios = dict(zip(names_in(runs), (row.split(" | ") for row in times_to_goal(runs).splitlines()[2:]), strict=True))
+    lines = [f"| set | k, seconds | {' | '.join(methods)} | time ratio |", "|---|---|" + "---|" * (len(methods) + 1)]
+    for name in names_in(runs):
+        found = [of(runs, data=name, method=method) for method in methods]
+        cells = [spread([run["points"][-1][2] for run in own], 4) if own else "–" for own in found]
+        one = of(runs, data=name, method="HALS")[0]
+        setting = f"{one['rank']}, {one['points'][-1][1]:.0f}"
+        lines.append(f"| {SETS[name].title} | {setting} | {' | '.join(cells)} | {ratios[name][2]} |")
     return "\n".join(lines)
 
 
@@ -169,7 +184,33 @@ def secure(runs: Runs, split: str) -> str:
             half = [_error_at(run["points"], last / 2) for run in own]
             ends = [run["points"][-1][2] for run in own]
             cells.append(f"{np.mean(half):.4f} → {spread(ends, 4)} ({_iterations(own):.0f})")
-        lines.append(f"| {method} | {' | '.join(cells)} |")
+        lines.append(f"| {shown(method)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def secure_ends(runs: Runs) -> str:
+    """Fig. 6 and 7: methods × sets and splits, the error at the end of the virtual time."""
+    cases = [(name, split) for name in names_in(runs) for split in ("equal", "half")]
+    lines = [f"| method | {' | '.join(f'{name}, {split}' for name, split in cases)} |", "|---|" + "---|" * len(cases)]
+    for method in METHODS:
+        found = [of(runs, data=name, split=split, method=method) for name, split in cases]
+        cells = [spread([run["points"][-1][2] for run in own], 4) if own else "–" for own in found]
+        lines.append(f"| {shown(method)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def scaling(runs: Runs) -> str:
+    """Fig. 8 and 9: methods × sets, the rate at the most parties over that at the fewest, for both splits."""
+    sets, numbers = names_in(runs), sorted({run["parties"] for run in runs})
+    titles = [f"{name}, {split}" for name in sets for split in ("equal", "half")]
+    lines = [f"| method | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    for method in METHODS:
+        cells = []
+        for name, split in ((name, split) for name in sets for split in ("equal", "half")):
+            own = {n: [r["rate"] for r in of(runs, data=name, split=split, method=method, parties=n)] for n in numbers}
+            first, last = own[numbers[0]], own[numbers[-1]]
+            cells.append(f"{statistics.median(last) / statistics.median(first):.2f}" if first and last else "–")
+        lines.append(f"| {shown(method)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -208,7 +249,7 @@ def _over_numbers(found: Mapping[tuple[str, str, int], Sequence[float]]) -> str:
             continue
         middles = [statistics.median(found[name, method, number]) for number in numbers]
         cells = [f"{middle:.{0 if middle >= 100 else 1}f}" for middle in middles]
-        lines.append(f"| {name} | {method} | {' | '.join(cells)} | {middles[-1] / middles[0]:.2f} |")
+        lines.append(f"| {name} | {shown(method)} | {' | '.join(cells)} | {middles[-1] / middles[0]:.2f} |")
     return "\n".join(lines)
 
 
@@ -243,17 +284,18 @@ def tables_of(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     plain = [run for run in curves if run["method"] in CONTESTANTS]
     if plain:
-        found |= {"final": final_errors(plain), "goal": times_to_goal(plain)}
+        found |= {"final": final_errors(plain), "goal": times_to_goal(plain), "errors": final_in_short(plain)}
     if by_k:
         found["by-rank"] = by_rank(by_k)
     if any(run["method"] in SOLVERS for run in curves):
         found["by-solver"] = by_solver(curves)
     if hidden:
-        found |= {split: secure(hidden, split) for split in ("equal", "half")}
+        found |= {split: secure(hidden, split) for split in ("equal", "half")} | {"secure": secure_ends(hidden)}
     if paces:
-        found |= {f"rates-{split}": rates(paces, split) for split in ("equal", "half")}
+        found |= {f"rates-{split}": rates(paces, split) for split in ("equal", "half")} | {"scaling": scaling(paces)}
     if several:
         found["speeds"] = speeds(several)
+        found["speeds-in-short"] = speeds([one for one in several if one["method"] in ("DSANLS/S", "HALS")])
     if place.exists():
         ranks = json.loads(place.read_text("utf-8"))
         found |= {"ranks-measured": ranks_measured(ranks), "ranks-counted": ranks_counted(ranks)}
@@ -261,12 +303,15 @@ def tables_of(folder: Path) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Renew the document."""
+    """Update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--print", action="store_true", help="print every table, also those that the page leaves out")
     parser.add_argument("--document", type=Path, default=Path("docs/results/dsanls.md"))
     chosen = parser.parse_args(arguments)
     tables = tables_of(chosen.folder)
+    if chosen.print:
+        print_tables(tables)
     replace_tables(chosen.document, tables)
     curves = read_lines(chosen.folder / "dsanls-curves.jsonl")
     for name in names_in([run for run in curves if run["method"] in CONTESTANTS]):

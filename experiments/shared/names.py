@@ -22,6 +22,12 @@ METHODS = {
     "FNMF-SK once, exact in all other rounds": "fnmf, with SK",
     "FNMF-SK twice, exact in all other rounds": "fnmf, with SK twice",
     "FNMF": "fnmf",
+    "Syn-SD": "syn-sd",
+    "Syn-SSD-U": "syn-ssd-u",
+    "Syn-SSD-V": "syn-ssd-v",
+    "Syn-SSD-UV": "syn-ssd-uv",
+    "Asyn-SD": "asyn-sd",
+    "Asyn-SSD-V": "asyn-ssd-v",
 }
 """Name in a log -> the method as users type it, with what distinguishes the run."""
 

@@ -71,7 +71,7 @@ def test_dsanls_report_tells_medians_over_seeds(tmp_path):
     ]
     (tmp_path / "dsanls-rates.jsonl").write_text("\n".join(json.dumps(run) for run in runs))
     last = dsanls_report.tables_of(tmp_path)["rates-half"].splitlines()[-1]
-    assert last == "| face | Asyn-SD | 220 | 1760 | 8.00 |"
+    assert last == "| face | asyn-sd | 220 | 1760 | 8.00 |"
 
 
 def test_dsanls_report_makes_nothing_of_goals_that_zero_reaches(tmp_path):
