@@ -1,10 +1,10 @@
-"""Tables and pictures of docs/results/game.md from the runs that the other experiments have written down.
+"""Write the tables and figures of docs/results/game.md from recorded runs.
 
-    python -m experiments.game.report FOLDER
+    python -m experiments.game.report docs/results
 
-FOLDER holds game-convergence.jsonl, game-datasets.jsonl, game-trajectories.jsonl, game-workers.jsonl,
-game-ratings.jsonl, game-parties.jsonl and game-leak.jsonl, or some of them. Text between `<!-- table: NAME -->` and
-`<!-- end -->` is replaced; everything else in the document is left as it is.
+The folder holds game-convergence.jsonl, game-datasets.jsonl, game-trajectories.jsonl, game-workers.jsonl,
+game-ratings.jsonl, game-parties.jsonl and game-leak.jsonl, or some of them. Replaces the text between
+`<!-- table: NAME -->` and `<!-- end -->`, and nothing else. `--print` prints every table in full.
 """
 
 from __future__ import annotations
@@ -22,13 +22,41 @@ from experiments.game.tables import (
     counted,
     datasets,
     held_out,
+    held_out_in_short,
     leaks,
     maps,
     measured,
     parties,
     trajectories,
 )
-from experiments.shared.document import replace_tables
+from experiments.shared.document import print_tables, replace_tables, select
+
+FEW = (
+    "MU", "game, sequential, η = 0.001", "game, stratified, η = 0.001", "game, simultaneous, η = 0.001",
+    "J-min, sequential, η = 0.001", "J-max, sequential, η = 0.001", "game, sequential, η = 0.1",
+    "J-min, sequential, η = 0.1", "J-max, sequential, η = 0.1", "game, sequential, η = 0.3",
+    "game, sequential, safe step", "game, simultaneous, safe step",
+)  # fmt: skip
+"""Methods that the page shows."""
+
+
+def _among_few(cells: list[str]) -> bool:
+    return cells[0] in FEW
+
+
+def _game_alone(cells: list[str]) -> bool:
+    return _among_few(cells) and not cells[0].startswith("J")
+
+
+def _few_datasets(cells: list[str]) -> bool:
+    return _among_few(cells) and (cells[1] != "500" or cells[0] == "MU" or cells[0].startswith("game, sequential"))
+
+
+def _few_trajectories(cells: list[str]) -> bool:
+    figure, method = cells[:2]
+    is_game = method.startswith("game") and figure != "printed, simultaneous"
+    return is_game or figure in ("printed", "after every row")
+
 
 TABLES: dict[str, tuple[str, Callable[[Runs], str]]] = {
     "convergence": ("game-convergence", convergence),
@@ -39,19 +67,32 @@ TABLES: dict[str, tuple[str, Callable[[Runs], str]]] = {
     "counted": ("game-workers", counted),
     "maps": ("game-workers", maps),
     "ratings": ("game-ratings", held_out),
+    "ratings-in-short": ("game-ratings", held_out_in_short),
     "parties": ("game-parties", parties),
     "leak": ("game-leak", leaks),
 }
+SHORT: dict[str, tuple[str, Callable[[str], str]]] = {
+    "convergence-in-short": ("convergence", lambda table: select(table, _game_alone)),
+    "bases-in-short": ("bases", lambda table: select(table, _among_few)),
+    "datasets-in-short": ("datasets", lambda table: select(table, _few_datasets, (0, 1, 2, 5, 6, 7))),
+    "trajectories-in-short": ("trajectories", lambda table: select(table, _few_trajectories, (0, 1, 3, 4, 5))),
+    "leak-in-short": ("leak", lambda table: select(table, lambda cells: cells[1] == "0.05")),
+}
+"""Excerpts that the page shows: the table, and what of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Renew the document."""
+    """Update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--print", action="store_true", help="print every table, also those that the page leaves out")
     parser.add_argument("--document", type=Path, default=Path("docs/results/game.md"))
     chosen = parser.parse_args(arguments)
     found = {file: read_lines(chosen.folder / f"{file}.jsonl") for file, _ in TABLES.values()}
     tables = {name: table(found[file]) for name, (file, table) in TABLES.items() if found[file]}
+    if chosen.print:
+        print_tables(tables)
+    tables |= {name: shortened(tables[table]) for name, (table, shortened) in SHORT.items() if table in tables}
     replace_tables(chosen.document, tables)
     for name, picture in drawn_from(found).items():
         chosen.document.with_name(f"{name}.svg").write_text(picture, "utf-8")

@@ -1,4 +1,4 @@
-"""The tables of docs/results/game.md."""
+"""Tables of docs/results/game.md."""
 
 from __future__ import annotations
 
@@ -208,6 +208,20 @@ def held_out(runs: Runs) -> str:
     return table(
         ["data", "method", "k", "RMSE, held out", "at the last sweep", "stopped at", "chosen η or penalty"], rows
     )
+
+
+def held_out_in_short(runs: Runs) -> str:
+    """Methods × data and ranks: root mean squares over held-out ratings."""
+    cases = [(name, rank) for name in distinct(run["data"] for run in runs) for rank in (5, 10, 20)]
+    rows = []
+    for method in distinct(run["method"] for run in runs):
+        cells = []
+        for name, rank in cases:
+            here = of(runs, data=name, method=method)
+            own = [run["rmse"] for run in here if (run["rank"] or rank) == rank]
+            cells.append(spread(own, 3) if own else "–")
+        rows.append([method, *cells])
+    return table(["method", *(f"{name.removeprefix('MovieLens ')}, k = {rank}" for name, rank in cases)], rows)
 
 
 def parties(runs: Runs) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -24,3 +24,14 @@ def print_tables(tables: Mapping[str, str]) -> None:
     """Print every table under its name."""
     for name, table in tables.items():
         print(f"{name}\n\n{table}\n")
+
+
+def select(
+    table: str, rows: Callable[[list[str]], bool] = lambda cells: True, columns: Sequence[int] | None = None
+) -> str:
+    """The title of a Markdown table, those of its rows for which `rows` is true of their cells, and these columns."""
+    title, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    kept = range(len(title)) if columns is None else columns
+    lines = [title, *(cells for cells in body if rows(cells))]
+    found = [f"| {' | '.join(cells[column] for column in kept)} |" for cells in lines]
+    return "\n".join([found[0], "|" + "---|" * len(kept), *found[1:]])
