@@ -3,7 +3,7 @@
     python -m experiments.leakage.sketches [--quick] [--output docs/results/leakage.jsonl]
 
 Theorem 3 of Qian et al. (2020) needs T·d ≥ n sketched numbers of a column of n; rows that are non-negative and sparse
-need fewer. Small parties disclose rows in other methods too (docs/what-leaves-a-party.md).
+need fewer. Small parties disclose rows in other methods too (docs/reference/exposure.md).
 """
 
 from __future__ import annotations

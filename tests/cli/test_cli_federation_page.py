@@ -13,7 +13,7 @@ from partsong.cli.main import app
 from partsong.federation.setup.credentials import README
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("guide/federation.md", "security.md", "guide/ethics.md", "federation-internals.md")
+PAGES = ("guide/federation.md", "reference/security.md", "guide/ethics.md", "reference/protocol.md")
 
 
 def command_lines():

@@ -217,7 +217,7 @@ def test_what_a_server_sends_is_checked_like_a_file():
 
 
 def test_every_refusal_is_explained():
-    page = (Path(__file__).parents[2] / "docs" / "federation-internals.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     source = "".join(path.read_text(encoding="utf-8") for path in Path(federation.__file__).parent.rglob("*.py"))
     used = set(re.findall(r'(?:Denied|Refusal)\(\s*"([a-z-]+)"', source))
     assert len(used) > 10

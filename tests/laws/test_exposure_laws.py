@@ -359,7 +359,7 @@ def test_a_coordinator_that_crafts_models_reads_rows_while_the_count_says_guess(
     rows, X = read_by_crafted_models(tables, rounds), np.vstack(tables)
     apart = np.linalg.norm(rows[:, None] - X[None], axis=2) / np.linalg.norm(X, axis=1)
     assert apart.min(axis=1).max() < 1e-9
-    assert 3 <= len(set(apart.argmin(axis=1))) <= 5, "as docs/privacy.md says"
+    assert 3 <= len(set(apart.argmin(axis=1))) <= 5, "as docs/reference/exposure.md says"
 
 
 @pytest.mark.parametrize("density", [0.3, 1.0])

@@ -612,7 +612,7 @@ def test_a_sum_that_parties_within_their_bounds_cannot_have_is_refused_and_nobod
 
 
 def test_a_lie_within_the_reach_of_all_parties_is_not_noticed():
-    """As docs/security.md has it: a liar adds more than its own bound, and the sum stays below n times that."""
+    """docs/reference/security.md: a liar adds more than its own bound, and the sum stays below n times that."""
 
     def more_than_its_bound(vector):
         vector[0] = np.uint64(2 * SecureSum().encoding(3).grid_of("H").reach(1))
@@ -1165,7 +1165,7 @@ def test_a_key_that_is_sent_twice_is_refused():
 
 
 def set_up_bytes(parties, batch):
-    """What a party sends in a set-up: docs/masked-sums.md."""
+    """What a party sends in a set-up: docs/reference/secure-aggregation.md."""
     return (64 + 64 * batch) + (64 * batch * parties + (parties - 1) * (66 * batch + 16)) + 2 * (64 + 8)
 
 

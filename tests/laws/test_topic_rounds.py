@@ -232,7 +232,7 @@ def test_traffic_is_what_the_paper_counts_and_neither_documents_nor_weights(name
 
 
 def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "what-leaves-a-party.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "exposure.md").read_text("utf-8")
     lines = page.split("## Topic models\n", 1)[1].split("\n## ", 1)[0].splitlines()
     cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"][2:]
     letters = {"k": K, "V": V, "c": 32, "d": 256}

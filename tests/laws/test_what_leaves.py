@@ -1,4 +1,4 @@
-"""docs/what-leaves-a-party.md is what really leaves: its tables are read here and held against recorded traffic."""
+"""docs/reference/exposure.md is what really leaves: its tables are read here and held against recorded traffic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from partsong.methods.dsanls import SketchExchange
 from partsong.methods.private import party_private, row_private
 from partsong.methods.relay import exact_after
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "what-leaves-a-party.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "exposure.md").read_text("utf-8")
 K, M, ROWS, SEED = 3, 59, (37, 41, 43), 11
 SIZES = {
     "k": K,

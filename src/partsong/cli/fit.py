@@ -75,7 +75,7 @@ def fit(ctx: typer.Context, help_all: bool = False, **values: Any) -> None:
     """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.
 
     The line "exposure" of the result says what could be computed from all that the parties sent: with enough
-    rounds × components, their rows (docs/privacy.md).
+    rounds × components, their rows (docs/reference/exposure.md).
     """
     named = {name: value for name in PARAMETERS if (value := values.pop(name)) is not None}
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}

@@ -227,7 +227,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         earlier runs that `privacy` names, and both in plain values. Without: None, infinity and None.
     exposure_, exposures_ : Exposure, dict of PartyExposure
         What may be computed from all that was sent, for the party that it is worst for, and for each with its numbers:
-        "bounded" (noise), "unknown" (only H was sent), "guess", "membership", "entries" or "rows" (docs/privacy.md).
+        "bounded" (noise), "unknown" (only H was sent), "guess", "membership", "entries" or "rows"
+        (docs/reference/exposure.md).
     simulated_ : tuple of names
         With privacy: what this object knows because all parties run in one process, and what no party would have
         released. None of it is in `components_`, or in files that `save` writes.

@@ -183,8 +183,9 @@ maximum_rounds = 1000               # in one run
 secure_aggregation = true                       # the server sees sums alone
 minimum_mask_bound = 1e6            # a smaller mask_bound is refused: with a refusal your numbers are compared with it
 maximum_exposure = "membership"     # what may be computed from all sums that ever leave without noise: "guess",
-                                    # "membership", "entries" or "rows" (docs/privacy.md). By default rounds × rank of
-                                    # all runs together is at most half the rows that use the rarest column
+                                    # "membership", "entries" or "rows" (docs/reference/exposure.md).
+                                    # By default rounds × rank of all runs together is at most
+                                    # half the rows that use the rarest column
 # rare_columns = "refuse"           # "zero": columns that too few rows use are set to zero in runs
 # other_rows_since = 120            # a line of state/ledger.jsonl, after which the rows are others than before
 # directions_before = 0             # rounds × rank of runs by partsong 0.1.0, whose ledger does not say it

@@ -209,7 +209,7 @@ def fednmf_mi(
 
     λ is `strength`; 0 is fednmf itself. As printed ("dv", at the rate of W) the critic hardly learns by averages;
     `mi_gradient` "js" with a `critic_rate` of 0.2 to 0.5 does (docs/results/topics.md). In the open the critic tells
-    which words a party has, to the letter (docs/what-leaves-a-party.md).
+    which words a party has, to the letter (docs/reference/exposure.md).
     """
     plain = fednmf(problem, **options)
     if strength == 0:

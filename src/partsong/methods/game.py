@@ -88,7 +88,9 @@ class PlayServer:
 
 @dataclass(frozen=True, slots=True)
 class PlayInStrata(ProgramBase):
-    """NMF as a game of row players, who live at parties, and column players, who travel (Singh, 2021; docs/game.md).
+    """NMF as a game of row players, who live at parties, and column players, who travel (Singh, 2021).
+
+    Theorems: docs/reference/game.md.
 
         exchange s of a sweep: party p plays its rows against block (p + s) mod N of the columns
         sent: that block of H (k × m/N), its place (3), totals (6)       broadcast: H (k × m), turn (3), pace (2)

@@ -3,7 +3,7 @@
     FederatedNMF(20, method="fedavg", rounds=10, privacy=PartyPrivacy(epsilon=3)).fit(parts)
     FederatedNMF(20, rounds=10, privacy=RowPrivacy(epsilon=3, row_bound=10.0)).fit(parts)
 
-The noise is planned for all rounds before the first one. Theorems and their assumptions: docs/differential-privacy.md.
+The noise is planned for all rounds before the first one. Theorems and their assumptions: docs/reference/privacy.md.
 """
 
 from __future__ import annotations

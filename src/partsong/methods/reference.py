@@ -59,7 +59,7 @@ Names, parameters and their values are the same everywhere:
 **Sent** is what a party may send in an exchange, as the program states it and engines check it; a program with several
 kinds of uploads sends one of them at a time. There are k components, m columns, N parties and n rows of all parties.
 Rows X_p and weights W_p are never sent; what follows from these arrays is in
-[what leaves a party](../../what-leaves-a-party.md).
+[exposure](../exposure.md).
 """
 
 

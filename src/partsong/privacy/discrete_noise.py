@@ -1,7 +1,7 @@
 """Noise on a public grid: whole numbers are added to whole numbers, and no bit of a float tells what was underneath.
 
 For v on the grid, v + round(N) = round(v + N): a function of v + N alone. Whatever is known of the continuous Gaussian
-(Laplace) mechanism therefore holds for the rounded one, whatever the grid (docs/differential-privacy.md, Theorem 1).
+(Laplace) mechanism therefore holds for the rounded one, whatever the grid (docs/reference/privacy.md, Theorem 1).
 Whole numbers are drawn from uniform bits and a table of their cumulated probabilities.
 """
 

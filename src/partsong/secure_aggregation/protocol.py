@@ -41,7 +41,8 @@ class SecureSum:
 
     `roster`: everybody's verifying keys, agreed on beforehand; without it a party is known by the first key that it
     sends, which a server that lies from the beginning can exchange. `context`: what all parties must have been told
-    alike beside that, as a hash; with another one there is no sum. Adversaries and proofs: docs/masked-sums.md.
+    alike beside that, as a hash; with another one there is no sum.
+    Adversaries and proofs: docs/reference/secure-aggregation.md.
     """
 
     bound: float = 1e9

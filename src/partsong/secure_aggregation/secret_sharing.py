@@ -10,7 +10,8 @@ shares with a fresh key k_v = f_v(0), a polynomial of degree t − 1, and sends 
     f_v(v),   and for each other survivor w   seal(c_vw, f_v(w))   and   c_wv
 
 where c_vw = HKDF(secret of v and w; v, w, list) can be computed by v and w alone, and is sent by w alone. So k_v needs
-the answers of t parties, v among them, that were shown this one list. Nobody answers two. Proof: docs/masked-sums.md.
+the answers of t parties, v among them, that were shown this one list. Nobody answers two.
+Proof: docs/reference/secure-aggregation.md.
 """
 
 from __future__ import annotations

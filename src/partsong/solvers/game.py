@@ -152,14 +152,15 @@ class SafeStep:
     """Steps that need no tuning, from the norms of those who move.
 
     Two players who meet: η = θ / (s + |e|) with s = ‖w‖² + ‖h‖². **Neither ever loses by it**: the error e′ after the
-    meeting has |e′| ≤ |e| for 0 < θ ≤ 2 (docs/game.md, Theorem 1). For e > 0 nothing is clipped, and as w·h ≤ s/2
+    meeting has |e′| ≤ |e| for 0 < θ ≤ 2 (docs/reference/game.md, Theorem 1). For e > 0 nothing is clipped,
+    and as w·h ≤ s/2
 
         1 − e′/e = η s + η² e w·h ≤ θ u + ½ θ² u (1 − u) ≤ θ,   u = s / (s + e).
 
     For e = −a < 0 no entry grows, so e′ ≥ e, and w′h′ ≥ wh − η a (w² + h²) in each, so that e′ ≤ (θ − 1) a.
 
     All at once: η = θ / (2 max(‖WᵀW‖₂, ‖HHᵀ‖₂) + ‖X − W H‖), in turn: η = θ / ‖gram of the other side‖₂. For θ ≤ 1
-    neither ever raises ½‖X − W H‖² (docs/game.md has the proof of the first; the second is projected gradient).
+    neither ever raises ½‖X − W H‖² (first: docs/reference/game.md; second: projected gradient).
 
     Meetings that each fit one cell well disturb others, so that in noise they have to slow down: at a pace p ≤ 1
 

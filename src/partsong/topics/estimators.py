@@ -469,7 +469,7 @@ class FederatedTopicModel(TopicEstimator):
 dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_first, counts_words, device :
         As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
         "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
-        (docs/what-leaves-a-party.md), and `secure_aggregation` hides single ones.
+        (docs/reference/exposure.md), and `secure_aggregation` hides single ones.
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
         How the parties work together.
     server, server_rate : {"average", "adagrad", "yogi", "adam"}, float

@@ -2,7 +2,7 @@
 
 Nothing lives in memory between two requests, so that each may be answered by a new process. The order of writes is
 ledger, work, reply, audit; then the reply is handed over. Whatever is cut off in between is done again, or sent again
-as it was: docs/federation-internals.md.
+as it was: docs/reference/protocol.md.
 """
 
 from __future__ import annotations
