@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tracemalloc
 from dataclasses import replace
@@ -234,7 +235,14 @@ def test_traffic_is_what_the_paper_counts_and_neither_documents_nor_weights(name
 def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "exposure.md").read_text("utf-8")
     lines = page.split("## Topic models\n", 1)[1].split("\n## ", 1)[0].splitlines()
-    cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"][2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"][2:]
+    size = r"(?:\d+|[a-zA-Z])(?: × (?:\d+|[a-zA-Z]))*"
+    cells = [
+        (name.strip("`"), array, shape, weight)
+        for name, arrays, weight, *_ in rows
+        for array, shape in re.findall(rf"`([\w.]+)` ({size})(?=,|$)", arrays)
+    ]
+    assert len(cells) == sum(row[1].count("`") for row in rows) / 2, "an array without a size"
     letters = {"k": K, "V": V, "c": 32, "d": 256}
     programs = {
         "fednmf": fednmf(K, epochs=1),
@@ -243,8 +251,8 @@ def test_the_page_on_what_leaves_lists_every_array_with_its_size_and_weight():
     }
     for recipe, program in programs.items():
         listed = {
-            array: tuple(letters.get(part) or int(part) for part in size.split(" × "))
-            for name, array, size, weight, *_ in cells
+            array: tuple(letters.get(part) or int(part) for part in shape.split(" × "))
+            for name, array, shape, weight in cells
             if (name, weight) == (recipe, "n_p")
         }
         sent = run(program, rounds=1)[0].traffic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,11 +86,23 @@ def rows_of(heading: str) -> list[list[str]]:
     """The cells of the table below a heading of the page, without its head."""
     section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-SENT = rows_of("Array by array")
-ALONE = {recipe: (told, error) for recipe, told, error, _ in rows_of("A party with a single row")}
+SIZE = r"number|(?:\d+|[a-z])(?: × (?:\d+|[a-z]))*"
+SENT = [
+    (method, array, size, weight)
+    for methods_, arrays, weight, *_ in rows_of("What is sent")
+    for method in re.findall(r"`([\w-]+)`", methods_)
+    for array, size in re.findall(rf"`(\w+)` ({SIZE})(?=,|$)", arrays)
+]
+"""Method, array, size and weight: a row of the table is about several of each."""
+
+ALONE = {
+    method: (found, error)
+    for found, methods_, _ in rows_of("A party with a single row")
+    for method, error in re.findall(r"`([\w-]+)` ?([\d.e-]*)", methods_)
+}
 
 
 def data(rows: tuple[int, ...]) -> list[np.ndarray]:
@@ -123,6 +136,9 @@ WITH_NOISE = {"row-private", "party-private"}
 def test_the_page_is_about_every_method():
     named = {*methods.names(), *methods.names(methods.RANKS)} | WITH_NOISE
     assert named == set(CASES) == {name for name, *_ in SENT} == set(ALONE)
+    assert len({(name, array) for name, array, *_ in SENT}) == len(SENT), "an array is listed twice"
+    for _, arrays, *_ in rows_of("What is sent"):
+        assert len(re.findall(rf"`\w+` (?:{SIZE})(?=,|$)", arrays)) == arrays.count("`") / 2, "an array without a size"
 
 
 @pytest.mark.parametrize("recipe", CASES)
