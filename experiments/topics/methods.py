@@ -156,7 +156,7 @@ class _Federation:
             return build(self.method.lower(), self.rank)
         base = self.method.removesuffix(MI)
         asked = {
-            "server": SERVERS.get(base, "average"), "fits_first": own.fits_first,
+            "server": SERVERS.get(base, "average"), "warm_start_weights": own.fits_first,
             "server_rate": own.server_rate if base in SERVERS and SERVERS[base] != "average" else None,
             "epochs": own.epochs, "batch": own.batch, "rate": own.rate, "weight_step": own.weight_step,
         }  # fmt: skip

@@ -45,7 +45,7 @@ JS = MutualInformation(0.1, Concat(6, 9), JensenShannon())
 SEPARABLE = MutualInformation(0.5, Separable(hidden=12, embedding=5), rate=0.2)
 PROGRAMS = {
     "fednmf": fednmf(K, **SMALL),
-    "fednmf document": fednmf(K, weight_step="document", fits_first=True, **SMALL),
+    "fednmf document": fednmf(K, weight_step="document", warm_start_weights=True, **SMALL),
     "adagrad": fednmf(K, server="adagrad", **SMALL),
     "yogi": fednmf(K, server="yogi", **SMALL),
     "adam": fednmf(K, server="adam", server_rate=0.5, **SMALL),

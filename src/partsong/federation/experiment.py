@@ -327,7 +327,7 @@ def with_seed(path: Path, before: Experiment | None) -> tuple[Experiment, bytes]
 class TextRule:
     """The keys of [words], with the names and defaults of `FederatedTopicModel`.
 
-    Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_share`
+    Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_df`
     of all documents are dropped, and the `max_words` most frequent ones are kept. `weighting`: what a word weighs, by
     default what the method takes. There is no key for a pattern: sites do not run expressions that a server sends.
     """
@@ -335,8 +335,8 @@ class TextRule:
     min_documents: Positive = 1
     min_parties: Positive = 2
     max_words: Positive | None = None
-    max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    longest_word: Positive = LONGEST
+    max_df: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_word_bytes: Positive = LONGEST
     weighting: str | None = None
     language: str = "english"
     stop_words: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
@@ -356,7 +356,7 @@ class TextRule:
     @property
     def rule(self) -> WordRule:
         """Which words are kept."""
-        limits = self.min_documents, self.min_parties, self.max_words, self.max_share, self.longest_word
+        limits = self.min_documents, self.min_parties, self.max_words, self.max_df, self.max_word_bytes
         return WordRule(AGREE, *limits)
 
     @property
@@ -373,17 +373,17 @@ class TextRule:
     @property
     def rounds(self) -> VocabularyAgreement:
         """The program by which sites agree on the words."""
-        return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.longest_word)
+        return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.max_word_bytes)
 
     @property
     def told(self) -> str:
         """The rule as one text, equal at all sites that were asked for the same."""
-        rule = [self.min_documents, self.min_parties, self.max_words, self.longest_word, float(self.max_share)]
+        rule = [self.min_documents, self.min_parties, self.max_words, self.max_word_bytes, float(self.max_df)]
         return json.dumps([rule, self.weighting, self.words.to_json()])
 
     def n_kept(self, documents: Any, n_documents: int) -> int:
         """Count the agreed words that are kept, from their document frequencies, which is all that a server knows."""
-        few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_share) * max(1, n_documents)))
+        few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_df) * max(1, n_documents)))
         return few if self.max_words is None else min(few, self.max_words)
 
     def weighing(self, agreed: Vocabulary) -> Weighing:

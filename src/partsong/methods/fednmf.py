@@ -74,7 +74,7 @@ class TopicRounds(ProgramBase):
 
     FedNMF+MI (Si et al., 2022, Alg. 1), in rows: X is Aᵀ there, W is Hᵀ, H is Wᵀ. Without information in the descent
     there is no θ, and it is FedNMF. W_p is the party's own state, kept from round to round; a party that comes rarely
-    can fit it to the model before it descends (`fits_first`). Whoever evaluates fits weights anew by `solver`.
+    can fit it to the model before it descends (`warm_start_weights`). Whoever evaluates fits weights anew by `solver`.
 
     Start: H ~ U(0, 1)·2/V, so that a topic's words sum to about 1, and W_p ~ U(0, 1)·√(3/k), so that a document's
     weights have norm 1 or so. Neither needs data, and steps of the usual rates are stable for any V and k.
@@ -86,7 +86,7 @@ class TopicRounds(ProgramBase):
     server_update: ServerUpdate = Replace()
     solver: SquaredError = field(default_factory=SquaredError)
     aggregation: Aggregation = WeightedMean()
-    fits_first: bool = False
+    warm_start_weights: bool = False
 
     def __post_init__(self) -> None:
         whole_number("TopicRounds: rank", self.rank)
@@ -122,7 +122,7 @@ class TopicRounds(ProgramBase):
 
     def _weights(self, shard: Shard, party: TopicParty, Ht: Array) -> Array:
         """What the party had, or U(0, 1)·√(3/k), or the fit to the model."""
-        if self.fits_first and party.rounds > 0:
+        if self.warm_start_weights and party.rounds > 0:
             return self.solver.solve_rows(shard.matrix, Ht)
         if party.W is not None:
             return party.W
@@ -174,14 +174,14 @@ def fednmf(
     batch: Steps = 64,
     rate: Rate = 0.05,
     weight_step: WeightStep = "document",
-    fits_first: bool = False,
+    warm_start_weights: bool = False,
     server: Server = Replace,
     server_rate: Annotated[float | None, Above(0)] = None,
 ) -> TopicRounds:
     """Descent on batches of documents at the parties; the server averages, or takes steps of its own.
 
     Si et al. (2022); the server's steps are those of FedOpt (Reddi et al., 2021). By a `weight_step` "document" each
-    document moves by its own error: better topics in as many epochs (docs/guide/topics.md). `fits_first`:
+    document moves by its own error: better topics in as many epochs (docs/guide/topics.md). `warm_start_weights`:
     weights are fitted to the model before each round but the first.
     """
     if server is Replace and server_rate is not None:
@@ -192,7 +192,9 @@ def fednmf(
             parameter="server_rate",
         )
     update = Replace() if server is Replace else server(SERVER_RATE if server_rate is None else server_rate)
-    return TopicRounds(problem.rank, Descent(epochs, batch, rate, weight_step), update, fits_first=fits_first)
+    return TopicRounds(
+        problem.rank, Descent(epochs, batch, rate, weight_step), update, warm_start_weights=warm_start_weights
+    )
 
 
 @method("fednmf-mi", extends=fednmf, rounds=50, only_texts=True, texts=Texts(50, "nmf-sgd-mi"))

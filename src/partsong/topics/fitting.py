@@ -61,7 +61,7 @@ DESCENTS = methods.taking("epochs", TOGETHER)
 
 SERVERS = methods.CHOICES["server"]
 
-OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "fits_first")
+OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "warm_start_weights")
 OF_A_CRITIC = ("critic", "mi_gradient", "critic_rate")
 
 
@@ -79,7 +79,12 @@ def rounds_for(method: object) -> int:
     return Texts().rounds if texts is None else texts.rounds
 
 
-AS_PRINTED: Mapping[str, Any] = {"critic": "concat", "mi_gradient": "dv", "critic_rate": None, "fits_first": False}
+AS_PRINTED: Mapping[str, Any] = {
+    "critic": "concat",
+    "mi_gradient": "dv",
+    "critic_rate": None,
+    "warm_start_weights": False,
+}
 """What they are unless told otherwise: those of Si et al. (2022)."""
 
 NEGLIGIBLE = 1e-6
@@ -202,7 +207,7 @@ def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:
 
 def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
     """Refuse settings of critics and descents with a method that has none."""
-    for name in ("fits_first", *OF_A_CRITIC):
+    for name in ("warm_start_weights", *OF_A_CRITIC):
         value = options.get(name, AS_PRINTED[name])
         takers = taking(name)
         if value == AS_PRINTED[name] or (isinstance(method, str) and method in takers):
@@ -213,8 +218,11 @@ def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
             f"take {those[0]}.",
             parameter=name,
         )
-    if not isinstance(options.get("fits_first", False), bool):
-        raise ParameterError(f"fits_first is True or False; got {options['fits_first']!r}.", parameter="fits_first")
+    if not isinstance(options.get("warm_start_weights", False), bool):
+        raise ParameterError(
+            f"warm_start_weights is True or False; got {options['warm_start_weights']!r}.",
+            parameter="warm_start_weights",
+        )
 
 
 def _given(program: Any, n_topics: int | None) -> Program:

@@ -33,7 +33,7 @@ class Origin:
 
 def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
     """Write what a fitted model knows."""
-    weighing: Weighing = model.weighing_
+    weighing: Weighing = model.vectorizer_
     columns = weighing.vocabulary
     origin: Origin | None = vars(model).get("_origin")
     if origin is None:
@@ -64,7 +64,7 @@ def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | No
     file = load_topics(path)
     try:
         options = _options(file, words)
-        model.weighing_ = Weighing(options, _columns(file), file.frequencies, file.n_documents)
+        model.vectorizer_ = Weighing(options, _columns(file), file.frequencies, file.n_documents)
         model.solver_ = _solver_from(file.settings)
         model.n_iter_ = count_told(file.settings, "rounds", least=0)
     except PartsongError as error:
