@@ -23,7 +23,7 @@ from partsong.errors import ParameterError
 from partsong.estimators.parties import require_privacy
 from partsong.estimators.validation import stop_of
 from partsong.federation.toml_files import FINITE, Positive, parse_table, read_table, require_known
-from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
+from partsong.methods.privacy_request import Privacy, build_secure_sum, privacy_from_dict
 from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
@@ -238,7 +238,7 @@ class Experiment:
     @property
     def promise(self) -> Privacy | None:
         """Differential privacy, if it is asked for."""
-        return privacy_from(self.privacy)
+        return privacy_from_dict(self.privacy)
 
     def program(self, n_parties: int) -> Program:
         """Build the program, with noise if the experiment asks for privacy."""
@@ -251,7 +251,7 @@ class Experiment:
         """Build plain sums, or masked sums among the parties of a roster."""
         if not self.secure_aggregation:
             return PlainReduction()
-        masks = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
+        masks = replace(build_secure_sum(self.promise, n_parties, self.mask_bound), roster=roster)
         return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
 
     def _over_drawn(self, masks: SecureSum, n_parties: int) -> SecureSum:

@@ -151,7 +151,7 @@ TABLE: dict[str, Entry] = {
         ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "init_mode"),
     ),
     "then-exact": Entry(
-        "partsong.methods.relay",
+        "partsong.methods.two_stage",
         "A few rounds of another method, then exact ones from the model that it has reached.",
         ("first", "first_rounds"),
         required=("first", "first_rounds"),

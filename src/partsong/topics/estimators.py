@@ -20,8 +20,8 @@ from partsong.core.parameters import real_number, whole_number
 from partsong.core.renamed import refuse_old_names
 from partsong.engines.rounds import sample_participants
 from partsong.errors import DataError, ParameterError
-from partsong.estimators.persistence import penalties_told
-from partsong.estimators.validation import precision_of, require_verbosity, solver_told, stop_of, whole_seed
+from partsong.estimators.persistence import penalties_to_dict
+from partsong.estimators.validation import precision_of, require_verbosity, solver_from_settings, stop_of, whole_seed
 from partsong.evaluation.topic_quality import (
     Coherence,
     Cooccurrence,
@@ -33,7 +33,7 @@ from partsong.evaluation.topic_quality import (
 )
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import SERVER_RATE
-from partsong.methods.privacy_request import masks_for
+from partsong.methods.privacy_request import build_secure_sum
 from partsong.privacy.exposure import PartyExposure, Support, worst_party
 from partsong.reporting.topic_page import TopicPage, facts_of, render_topics, write_topic_page
 from partsong.topics import COHERENCES, TOP
@@ -282,7 +282,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _keep(self, found: Topics, prepared: Prepared, solver: RowSolver, seed: int) -> None:
         self.__dict__.pop("_origin", None)
         self.vectorizer_ = prepared.weighing
-        self.solver_ = solver if is_mixture(solver) else solver_told(penalties_told(solver))
+        self.solver_ = solver if is_mixture(solver) else solver_from_settings(penalties_to_dict(solver))
         self.components_, self.topic_shares_ = found.H, np.asarray(found.shares, np.float64)
         self.n_topics_, self.seed_ = len(found.H), seed
         self.n_documents_ = sum(len(own.is_empty) for own in prepared.counted.values())
@@ -601,7 +601,9 @@ history_, n_iter_, outcome_, seed_ :
                 "would know what the other has sent. Let more take part, or run without masks.",
                 parameter="secure_aggregation",
             )
-        masks: Reduction = masks_for(None, n_parties) if self.secure_aggregation is True else self.secure_aggregation
+        masks: Reduction = (
+            build_secure_sum(None, n_parties) if self.secure_aggregation is True else self.secure_aggregation
+        )
         return masks
 
     def _require_everyone(self, program: Any, is_sampled: bool) -> None:

@@ -374,7 +374,7 @@ def test_settings_of_a_critic_are_refused_by_methods_without_one(name, value):
         nearest = descent if name == "warm_start_weights" else f"{descent}-mi"
         with pytest.raises(ParameterError, match=f"^{name}=.*Leave it out, or take {nearest}"):
             kind(3, method=method, **{name: value}).fit(object())
-    with pytest.raises(ParameterError, match=f"^{name}=.*the method is TopicRounds"):
+    with pytest.raises(ParameterError, match=f"^{name}=.*the method is FederatedDescent"):
         partsong.FederatedTopicModel(method=fednmf_mi(3), **{name: value}).fit(PARTIES)
     wrong = {"critic": ["concat"], "mi_gradient": "kl", "critic_rate": -1.0, "warm_start_weights": "yes"}[name]
     with pytest.raises(ParameterError, match="rate must be a number" if name == "critic_rate" else f"^{name} is "):
