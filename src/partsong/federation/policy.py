@@ -308,7 +308,7 @@ class Terms:
         level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
         masked = "; under masks their number is rounded up to a power of two" if self.policy.secure_aggregation else ""
         numbers = {"most": allowed(most, self.policy.secure_aggregation), "sent": self.sent, "rarest": support.rarest}
-        said = [LIMITED.format(**numbers, rows=support.rows, secure_aggregation=masked, level=level)]
+        said = [LIMITED.format(**numbers, rows=support.rows, masked=masked, level=level)]
         rare = self._of_rare(X, columns, counts)
         if rare:
             refuses = self.policy.rare_columns == REFUSE

@@ -325,7 +325,7 @@ def _leaves(site: SiteFolder, table: Table | None, shared: SharedKey | None) -> 
     """What leaves, in words, and whether some columns are used by too few rows."""
     policy, terms = site.policy(), terms_in(site.path)
     masked = "it does" if policy.secure_aggregation else "IT DOES NOT, so that the server may see each site's own"
-    told: dict[str, Any] = {"secure_aggregation": masked, "parties": policy.minimum_parties}
+    told: dict[str, Any] = {"masked": masked, "parties": policy.minimum_parties}
     if table is None:
         exposure, has_rare = terms.of_texts(), False
         least = {"documents": policy.words.minimum_documents, "least": policy.words.minimum_parties}
