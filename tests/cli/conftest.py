@@ -1,5 +1,7 @@
 import hashlib
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,17 @@ def runner():
         return CliRunner(mix_stderr=False)
     except TypeError:
         return CliRunner()
+
+
+@pytest.fixture(scope="session")
+def generated(tmp_path_factory):
+    """The folder of the pages that docs/generate.py writes."""
+    spec = importlib.util.spec_from_file_location("generate", Path(__file__).parents[2] / "docs" / "generate.py")
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    folder = tmp_path_factory.mktemp("generated")
+    generate.write(folder)
+    return folder
 
 
 @pytest.fixture
