@@ -27,7 +27,7 @@ import numpy as np
 from experiments.game.runs import dense, parser_of, planted, rounded, write_lines
 from partsong.aggregation.linear import span_of
 from partsong.core.interfaces import Layout, Message, Shard
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.solvers.game import ConstantStep, Game
 from partsong.solvers.game_orders import Raster
 
@@ -36,7 +36,7 @@ ETA = 0.05
 
 def exchange(X: np.ndarray, H: np.ndarray, W: np.ndarray, eta: float = ETA) -> tuple[np.ndarray, np.ndarray]:
     """The block of H (k × w) that a party of two sends, and as it was before."""
-    program = PlayInStrata(len(H), Game(Raster(), ConstantStep(eta)))
+    program = FederatedGame(len(H), Game(Raster(), ConstantStep(eta)))
     shard, layout = Shard("a", dense(X)), Layout(("a", "b"), X.shape[1], 0)
     party = replace(program.start_party(shard, layout), W=W)
     _, model = program.start_from(np.ascontiguousarray(H.T), 2)

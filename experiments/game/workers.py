@@ -26,7 +26,7 @@ from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.local import Sequential
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.solvers.game import ConstantStep, Game, Standing
 from partsong.solvers.game_orders import Order, Raster, Stratified
 
@@ -109,7 +109,7 @@ def counted(rows: int, columns: int, rank: int) -> Iterator[dict[str, Any]]:
     for parties in WORKERS:
         shards = [Shard(f"{p:02d}", as_matrix(part)) for p, part in enumerate(np.array_split(X, parties))]
         rounds = list(
-            Sequential(record=True).run(PlayInStrata(rank), shards, Schedule(parties), reduction=PlainReduction())
+            Sequential(record=True).run(FederatedGame(rank), shards, Schedule(parties), reduction=PlainReduction())
         )
         uploads = [message for done in rounds for who, _, message in done.traffic if who != "server"]
         sizes = [int(np.prod(message["H"].shape)) for message in uploads]

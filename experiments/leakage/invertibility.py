@@ -27,14 +27,14 @@ from scipy.sparse import csr_matrix, issparse, load_npz
 
 from experiments.shared.datasets import DATASETS, path_of
 from partsong.aggregation.plaintext import PlainReduction
-from partsong.attacks.exact_sums import from_differences
+from partsong.attacks.exact_sums import attack_differences
 from partsong.attacks.findings import rows_within
 from partsong.attacks.membership import auc_of, membership
-from partsong.attacks.moment import Moment, Pair, row_span, rows_by_turning, second_moment
+from partsong.attacks.moment import Moment, Pair, row_span, rows_by_rotation, second_moment
 from partsong.attacks.runner import RecordedRun, by_law, findings
 from partsong.attacks.sparse_rows import DIRECTIONS, lone_columns, rows_by_dictionary
-from partsong.attacks.sums import from_sums
-from partsong.attacks.transcript import Scene, numbers
+from partsong.attacks.sums import attack_complete_sums
+from partsong.attacks.transcript import AttackContext, to_float64
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
@@ -71,26 +71,28 @@ def dense(rows: Any) -> np.ndarray:
     return np.asarray(rows.toarray() if issparse(rows) else rows, np.float64)
 
 
-def pairs_of(scene: Scene) -> list[Pair]:
+def pairs_of(context: AttackContext) -> list[Pair]:
     """WᵀW and WᵀX of every round of the attacked party."""
-    return [(numbers(upload["gram"]), numbers(upload["cross"])) for _, upload in scene.seen(VICTIM, "gram", "cross")]
+    return [
+        (to_float64(upload["gram"]), to_float64(upload["cross"])) for _, upload in context.seen(VICTIM, "gram", "cross")
+    ]
 
 
-def word_of(scene: Scene, rank: int) -> Record:
+def word_of(context: AttackContext, rank: int) -> Record:
     """The law's word, and the numbers that it comes from."""
-    support = Support.of(scene.truth[VICTIM])
+    support = Support.of(context.truth[VICTIM])
     return {
-        "law": str(by_law(scene, VICTIM)[0]),
-        "directions": rank * len(scene.exchanges),
+        "law": str(by_law(context, VICTIM)[0]),
+        "directions": rank * len(context.exchanges),
         "rarest": support.rarest,
         "mean_support": support.mean,
     }
 
 
-def by_moment(scene: Scene, seconds: float = 60.0) -> Record:
+def by_moment(context: AttackContext, seconds: float = 60.0) -> Record:
     """Attack by XᵀX and signs: its error, rows found to 1 % and 10 %, and those that the attacker calls found."""
-    X, pairs, began = scene.truth[VICTIM], pairs_of(scene), time.monotonic()
-    unit = scene.unit(pairs[0][1])
+    X, pairs, began = context.truth[VICTIM], pairs_of(context), time.monotonic()
+    unit = context.unit(pairs[0][1])
     out: Record = {"moment_error": None, "doubt": None, "is_recovered": False, "seconds": None}
     out |= {"within_1": 0, "within_10": 0, "labelled": 0, "labelled_right": 0}
     span = row_span([cross for _, cross in pairs], len(X), unit) if len(X) <= X.shape[1] else None
@@ -98,7 +100,7 @@ def by_moment(scene: Scene, seconds: float = 60.0) -> Record:
     moment = None if span is None else second_moment(pairs, span, unit, began + seconds)
     if moment is not None:
         out |= {"moment_error": moment_error(moment, X), "doubt": moment.doubt, "is_recovered": moment.is_recovered}
-        turned = rows_by_turning(moment, pairs, deadline=began + seconds)
+        turned = rows_by_rotation(moment, pairs, deadline=began + seconds)
         if turned is not None:
             found = turned.rows[turned.is_found]
             out |= {
@@ -244,9 +246,9 @@ def cell(
     seed: int, n: int, density: float, rank: int, rounds: int, columns: int = 300, seconds: float = 60.0
 ) -> Record:
     """One generated party, attacked by XᵀX and signs."""
-    scene = recorded(generated(seed, (n, *OTHERS), columns, density), rank, rounds, seed).scene()
+    context = recorded(generated(seed, (n, *OTHERS), columns, density), rank, rounds, seed).context()
     about = {"rows": n, "density": density, "rank": rank, "rounds": rounds, "ratio": ratio_of(rank, rounds, n)}
-    return about | {"seed": seed} | word_of(scene, rank) | by_moment(scene, seconds)
+    return about | {"seed": seed} | word_of(context, rank) | by_moment(context, seconds)
 
 
 def phase(is_quick: bool) -> Iterator[Record]:
@@ -274,11 +276,11 @@ ROWS, RANK, ROUNDS = 40, 15, 10
 def real_rows(seed: int, name: str, dtype: str, rows: int = ROWS, rank: int = RANK, rounds: int = ROUNDS) -> Record:
     """Rows of a shared set; also how many of them as many rows of others already come within 10 % of."""
     parts = drawn(name, seed, (rows, *OTHERS), dtype)
-    scene = recorded(parts, rank, rounds, seed).scene()
-    X, strangers = scene.truth[VICTIM], dense(parts[1])[:rows]
+    context = recorded(parts, rank, rounds, seed).context()
+    X, strangers = context.truth[VICTIM], dense(parts[1])[:rows]
     about = {"set": name, "dtype": dtype, "rows": rows, "columns": X.shape[1], "density": filled(X), "rank": rank}
     about |= {"rounds": rounds, "ratio": ratio_of(rank, rounds, rows), "seed": seed}
-    return about | word_of(scene, rank) | by_moment(scene) | {"strangers_10": rows_within("X", strangers, X, NEAR)}
+    return about | word_of(context, rank) | by_moment(context) | {"strangers_10": rows_within("X", strangers, X, NEAR)}
 
 
 def real(is_quick: bool) -> Iterator[Record]:
@@ -295,11 +297,11 @@ def real(is_quick: bool) -> Iterator[Record]:
 
 def by_dictionary(parts: Sequence[Any], rank: int, rounds: int, seed: int, seconds: float) -> Record:
     """Search a dictionary; rows found up to a factor, or on their scale where the grams give it."""
-    scene = recorded(parts, rank, rounds, seed).scene()
-    X, began = scene.truth[VICTIM], time.monotonic()
+    context = recorded(parts, rank, rounds, seed).context()
+    X, began = context.truth[VICTIM], time.monotonic()
     out: Record = {"is_scaled": False, "reported": 0, "within_1": 0, "within_10": 0, "failed": 0}
     try:
-        found = rows_by_dictionary(pairs_of(scene), len(X), deadline=began + seconds)
+        found = rows_by_dictionary(pairs_of(context), len(X), deadline=began + seconds)
     except RuntimeError:  # SciPy's NNLS gives up on some columns: the search has no answer then
         found, out["failed"] = None, 1
     if found is not None:
@@ -311,7 +313,7 @@ def by_dictionary(parts: Sequence[Any], rank: int, rounds: int, seed: int, secon
     about = {"rows": len(X), "columns": X.shape[1], "rank": rank, "rounds": rounds, "seed": seed}
     level = Exposure.ROWS if out["within_1"] else Exposure.BOUNDED
     ended = {"found": found_word(level), "seconds": time.monotonic() - began}
-    return about | {"ratio": ratio_of(rank, rounds, len(X))} | word_of(scene, rank) | out | ended
+    return about | {"ratio": ratio_of(rank, rounds, len(X))} | word_of(context, rank) | out | ended
 
 
 def dictionary(is_quick: bool) -> Iterator[Record]:
@@ -336,12 +338,12 @@ def lone(seed: int, name: str, parts: Sequence[Any], least: int, rounds: int = 1
 
     `right`: groups of one row; `shared`: columns that several rows have in proportion; `mistaken`: all others.
     """
-    scene = recorded(parts, rank, rounds, seed).scene()
-    X = scene.truth[VICTIM]
+    context = recorded(parts, rank, rounds, seed).context()
+    X = context.truth[VICTIM]
     supports = (X > 0).sum(axis=0)
     own = (X[:, supports == 1] > 0).sum(axis=1)
-    dtype = str(scene.layout.dtype)
-    found = lone_columns([cross for _, cross in pairs_of(scene)], DIRECTIONS[dtype])
+    dtype = str(context.layout.dtype)
+    found = lone_columns([cross for _, cross in pairs_of(context)], DIRECTIONS[dtype])
     right, whole, shared, mistaken, half = set(), 0, 0, 0, 0
     for group, values in zip(found.groups, found.values, strict=True):
         part = X[:, group]
@@ -356,7 +358,7 @@ def lone(seed: int, name: str, parts: Sequence[Any], least: int, rounds: int = 1
         missing = 1 - float((part[i] ** 2).sum() / (X[i] ** 2).sum())
         whole, half = whole + (missing <= RECOVERED**2), half + (missing <= 0.5)
     about = {"set": name, "least": least, "rows": len(X), "columns": X.shape[1], "rank": rank, "rounds": rounds}
-    about |= {"dtype": dtype, "seed": seed} | word_of(scene, rank)
+    about |= {"dtype": dtype, "seed": seed} | word_of(context, rank)
     counts = {"lone": int((supports == 1).sum()), "with_two": int((own >= 2).sum()), "groups": len(found.groups)}
     counts |= {"right": len(right), "shared": int(shared), "mistaken": int(mistaken)}
     counts |= {"rows_whole": whole, "rows_half": half}
@@ -389,19 +391,19 @@ def member_tests(seed: int, name: str, common: float, members: int = MEMBERS, mo
     """AUC of both tests over L/n; the last part holds the remaining rows, the second are strangers."""
     parts = drawn(name, seed, (members, members, members), common=common)
     X, strangers, others = parts[0], dense(parts[1]), parts[2:]
-    runs: dict[int, Scene] = {}
+    runs: dict[int, AttackContext] = {}
     for share in SHARES:
         rank = max(1, min(10, round(share * members)))
         if rank not in runs:
             rounds = round(most * members / 10) if rank == 10 else 1
-            runs[rank] = recorded([X, *others], rank, rounds, seed).scene()
-        scene = replace(runs[rank], exchanges=runs[rank].exchanges[: max(1, round(share * members / rank))])
-        tests = {test.test: test.auc for test in membership(scene, VICTIM, strangers)}
+            runs[rank] = recorded([X, *others], rank, rounds, seed).context()
+        context = replace(runs[rank], exchanges=runs[rank].exchanges[: max(1, round(share * members / rank))])
+        tests = {test.test: test.auc for test in membership(context, VICTIM, strangers)}
         best = max(tests["residual"] or 0.0, tests["signs"] or 0.0)
         about = {"set": name, "common": common, "rows": members, "columns": X.shape[1], "density": filled(X)}
-        about |= {"rank": rank, "rounds": len(scene.exchanges), "share": share, "seed": seed}
+        about |= {"rank": rank, "rounds": len(context.exchanges), "share": share, "seed": seed}
         found = "membership" if best >= TELLS else "guess"
-        yield about | word_of(scene, rank) | {**tests, "found": found}
+        yield about | word_of(context, rank) | {**tests, "found": found}
 
 
 MEMBER_SETS = (
@@ -434,7 +436,7 @@ def factor_tests(seed: int, name: str, members: int = MEMBERS, most: float = 1.5
     rounds = round(most * members / 10)
     program = build("fedavg", 10, local_steps=10)
     run = Sequential(record=True).run(program, shards, Schedule(rounds, seed), reduction=PlainReduction())
-    sent = [numbers(message["H"]) for done in run for party, _, message in done.traffic if party == VICTIM]
+    sent = [to_float64(message["H"]) for done in run for party, _, message in done.traffic if party == VICTIM]
     rows, is_member = np.vstack([dense(X), dense(strangers)]), np.arange(2 * members) < members
     for share in SHARES[1:]:
         stacked = np.vstack([H / np.linalg.norm(H) for H in sent[: max(1, round(share * members / 10))]])
@@ -462,8 +464,8 @@ def difference(
     before = [parts[0][:-1], *parts[1:]]
     first = recorded(before, rank, 1, seed, masked=masked)
     second = recorded(parts, rank, 1, seed if is_same_seed else seed + 1000, masked=masked)
-    scene = replace(second.scene(), others=(first.scene(),))
-    found = from_sums(scene) if masked else from_differences(scene, VICTIM)
+    context = replace(second.context(), others=(first.context(),))
+    found = attack_complete_sums(context) if masked else attack_differences(context, VICTIM)
     x = parts[0][-1]
     errors = [
         float(np.linalg.norm(row - x) / np.linalg.norm(x))
@@ -473,7 +475,7 @@ def difference(
     ]
     about = {"set": kind, "masked": masked, "same_seed": is_same_seed, "rows": len(parts[0]), "rank": rank}
     support = Support.of(parts[0][:-1])
-    about |= {"law": str(by_law(scene, VICTIM)[0]), "directions": 2 * rank, "rarest": support.rarest}
+    about |= {"law": str(by_law(context, VICTIM)[0]), "directions": 2 * rank, "rarest": support.rarest}
     error = min(errors, default=None)
     is_read = error is not None and error <= RECOVERED
     level = Exposure.ROWS if is_read else Exposure.BOUNDED
@@ -512,7 +514,7 @@ def at_limit(seed: int, kind: str, parts: Sequence[Any], rank: int, limit: Expos
     counted = max((each.rows_recovered or 0 for each in found.recovered), default=0)
     level = worst([found.found_level or Exposure.BOUNDED, Exposure.ROWS if counted else Exposure.BOUNDED])
     more = {"within_1": counted, "largest_share": found.largest_share, "found": found_word(level)}
-    return about | word_of(run.scene(), rank) | more
+    return about | word_of(run.context(), rank) | more
 
 
 def limit_part(is_quick: bool) -> Iterator[Record]:
@@ -555,15 +557,15 @@ def odd_row(seed: int, kind: str, parts: Sequence[np.ndarray], factor: float, ra
     rows = np.array(parts[0])
     if factor:
         rows[0] = factor * stream(seed, "invertibility", "odd").permutation(rows[0])
-    scene = recorded([rows, *parts[1:]], rank, rounds, seed).scene()
-    X = scene.truth[VICTIM]
-    read = np.vstack([C / np.sqrt(np.maximum(np.diag(G), 1e-300))[:, None] for G, C in pairs_of(scene)])
+    context = recorded([rows, *parts[1:]], rank, rounds, seed).context()
+    X = context.truth[VICTIM]
+    read = np.vstack([C / np.sqrt(np.maximum(np.diag(G), 1e-300))[:, None] for G, C in pairs_of(context)])
     errors = [float(np.linalg.norm(read - x, axis=1).min() / np.linalg.norm(x)) for x in X]
     about = {"set": kind, "factor": factor, "rows": len(X), "rank": rank, "rounds": rounds, "seed": seed}
     best = min(errors)
     level = Exposure.ROWS if best <= RECOVERED else Exposure.BOUNDED
     measured = {"error": errors[0], "nearest": min(errors[1:]), "found": found_word(level)}
-    return about | word_of(scene, rank) | measured
+    return about | word_of(context, rank) | measured
 
 
 ODD_SETS = (("alike", 0), ("tcga", 200), ("brain", 100), ("faces", 150), ("mnist", 60))

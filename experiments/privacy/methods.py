@@ -13,8 +13,8 @@ from experiments.shared.federations import IN_ROUNDS, ONCE
 from partsong import kernels
 from partsong.core.interfaces import Message, Shard
 from partsong.core.streams import stream
-from partsong.methods.averaging import Consensus, ConsensusParty
-from partsong.methods.private import PrivateConsensus, row_private
+from partsong.methods.averaging import AveragingPartyState, LocalAveraging
+from partsong.methods.private import PrivateAveraging, row_private
 from partsong.privacy.accounting import Release
 from partsong.privacy.calibration import noise_multiplier_for
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, Mechanism
@@ -53,16 +53,16 @@ class Seeded:
 
 
 @dataclass(frozen=True, slots=True)
-class PrintedNoise(Consensus):
+class PrintedNoise(LocalAveraging):
     """A consensus whose uploads are max(0, H_p + noise of a given scale), as in the FNMF paper: nothing is clipped."""
 
     kind: str = "gaussian"
     scale: float = 1.0
     seed: int = 0
 
-    def local(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Message]:
+    def local(self, shard: Shard, party: AveragingPartyState, model: Message) -> tuple[AveragingPartyState, Message]:
         """As without noise; what leaves is noisy."""
-        after, upload = Consensus.local(self, shard, party, model)
+        after, upload = LocalAveraging.local(self, shard, party, model)
         H = upload["H"]
         draw = stream(self.seed, "printed noise", shard.name, int(model["turn"][0]))
         made = draw.normal if self.kind == "gaussian" else draw.laplace
@@ -75,7 +75,7 @@ def printed_scale(kind: str, epsilon: float, sensitivity: float = 1.0) -> float:
     return sensitivity * (math.sqrt(2 * math.log(1.25 / DELTA)) if kind == "gaussian" else 1.0) / epsilon
 
 
-def _consensus(method: str, rank: int, setting: Setting, start: str) -> tuple[Consensus, int]:
+def _consensus(method: str, rank: int, setting: Setting, start: str) -> tuple[LocalAveraging, int]:
     strength = STRENGTHS.get(method, 0.1)
     if method in ONCE:
         return ONCE[method](rank, setting.steps, strength, start), 1
@@ -123,7 +123,7 @@ def party_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[
     settings = setting.clip, multiplier, setting.relation
     mechanism: Any = ClippedGaussian(*settings) if noise == "gaussian" else ClippedLaplace(*settings)
     chosen = mechanism if is_signed else CutOff(mechanism)
-    return PrivateConsensus(program, chosen, rounds, Seeded(seed)), rounds
+    return PrivateAveraging(program, chosen, rounds, Seeded(seed)), rounds
 
 
 def row_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[Any, int]:

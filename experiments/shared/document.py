@@ -29,7 +29,9 @@ def print_tables(tables: Mapping[str, str]) -> None:
 def select(
     table: str, rows: Callable[[list[str]], bool] = lambda cells: True, columns: Sequence[int] | None = None
 ) -> str:
-    """The title of a Markdown table, those of its rows for which `rows` is true of their cells, and these columns."""
+    """A Markdown table with the rows for which `rows` is true of their cells, and with these columns."""
+    if not table.startswith("|"):
+        return table
     title, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
     kept = range(len(title)) if columns is None else columns
     lines = [title, *(cells for cells in body if rows(cells))]

@@ -20,7 +20,7 @@ from partsong.data.partition import iid
 from partsong.engines.local import Parallel
 from partsong.estimators.parties import party_names
 from partsong.methods import build
-from partsong.methods.relay import exact_after
+from partsong.methods.two_stage import exact_after
 from partsong.solvers.coupling import AlignedProximalTerm
 
 ALIGNMENTS = {

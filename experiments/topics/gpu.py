@@ -16,7 +16,7 @@ import torch
 
 from experiments.topics.corpora import corpus, shares
 from partsong.methods.mutual_information import replay
-from partsong.methods.mutual_information.batches import documents_of
+from partsong.methods.mutual_information.batches import to_documents
 from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation, NoInformation
 from partsong.methods.mutual_information.descent import Descent
 from partsong.topics.fitting import rows_on
@@ -35,7 +35,7 @@ def milliseconds(descent: Descent, data: str, rank: int, device: str, turns: int
     Ht = matrix.native(draw.random((V, rank)) * (2.0 / V))
     theta = descent.information.start(V, rank, draw, "float32")
     start = W, Ht, {name: matrix.native(array) for name, array in theta.items()}
-    documents, batches = documents_of(matrix), EPOCHS * -(-n // descent.batch)
+    documents, batches = to_documents(matrix), EPOCHS * -(-n // descent.batch)
 
     def taken(is_recorded: bool) -> float:
         replay.WORTH = 1 if is_recorded else batches + 1

@@ -22,7 +22,7 @@ from partsong.engines.local import Sequential
 from partsong.engines.rounds import sample_participants
 from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import TopicParty, TopicRounds
+from partsong.methods.fednmf import DescentPartyState, FederatedDescent
 
 MI = "+MI"
 SERVERS = {"FedAvg": "average", "FedAdagrad": "adagrad", "FedYogi": "yogi", "FedAdam": "adam"}
@@ -156,7 +156,7 @@ class _Federation:
             return build(self.method.lower(), self.rank)
         base = self.method.removesuffix(MI)
         asked = {
-            "server": SERVERS.get(base, "average"), "fits_first": own.fits_first,
+            "server": SERVERS.get(base, "average"), "warm_start_weights": own.fits_first,
             "server_rate": own.server_rate if base in SERVERS and SERVERS[base] != "average" else None,
             "epochs": own.epochs, "batch": own.batch, "rate": own.rate, "weight_step": own.weight_step,
         }  # fmt: skip
@@ -187,10 +187,12 @@ class _Federation:
                 return {name: fitted(own) for name, own in given.items()}
             made = {name: self._shard(name, own) for name, own in given.items()}
             with runtime.limit_kernel_threads(1):
-                return {name: _told(program.refreshed(one, TopicParty(), done.model)) for name, one in made.items()}
+                return {
+                    name: _told(program.refreshed(one, DescentPartyState(), done.model)) for name, one in made.items()
+                }
 
-        seen = [s.information for s in states.values() if isinstance(s, TopicParty) and s.rounds]
-        information = float(np.mean(seen)) if seen and isinstance(program, TopicRounds) else float("nan")
+        seen = [s.information for s in states.values() if isinstance(s, DescentPartyState) and s.rounds]
+        information = float(np.mean(seen)) if seen and isinstance(program, FederatedDescent) else float("nan")
         rounds, traffic = (0, 0) if pooled else (done.index + 1, sent)
         return Learned(H, weights, fitted, rounds, traffic, spent, information)
 

@@ -1,38 +1,42 @@
-"""Tables and pictures of docs/results/topics.md from the runs that the other experiments have written down.
+"""Write the tables and figures of docs/results/topics.md from recorded runs.
 
     python -m experiments.topics.report docs/results/topics.jsonl
 
-Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything else in the document is left as it is.
-What has not been run is a dash.
+Replaces the text between `<!-- table: NAME -->` and `<!-- end -->`, and nothing else. A dash stands for what has not
+been run. `--print` prints every table in full.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from experiments.shared.document import replace_tables
+from experiments.shared.document import print_tables, replace_tables, select
 from experiments.shared.figures import figure_svg, style_of
 from experiments.topics import published
 from experiments.topics.corpora import PREPARED, SOURCES, table_two
-from experiments.topics.figure_tables import ablation, longer, over_parties, over_ranks, topics
 from experiments.topics.figures import DESCENDING, LOOKS
 from experiments.topics.methods import OURS
 from experiments.topics.runs import known
 from experiments.topics.table import OUTPUT, Records
 from experiments.topics.tables import (
     Row,
+    ablation,
     beyond,
     costs,
     information,
     information_in_short,
+    longer,
     missing,
+    over_parties,
+    over_ranks,
     quality,
     runs,
+    topics,
     tuning,
 )
 from partsong.reporting.charts import Line, Quantity
@@ -61,6 +65,30 @@ TABLES = {
 }
 
 
+def _in_table_four(cells: list[str]) -> bool:
+    return "tf-idf" not in cells[0] or cells[0].startswith("exact")
+
+
+def _over_ranks(cells: list[str]) -> bool:
+    return cells[1] == "mean of three"
+
+
+def _two_methods(cells: list[str]) -> bool:
+    return cells[1] in ("FedAvg", "FedAdam")
+
+
+EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "f1-in-short": ("f1", lambda table: select(table, _in_table_four)),
+    "beyond-in-short": (
+        "beyond",
+        lambda table: select(table, lambda cells: cells[1] == "mean of three", (0, 2, 3, 4, 5)),
+    ),
+    "ranks-in-short": ("ranks", lambda table: select(table, _two_methods)),
+    "parties-in-short": ("parties", lambda table: select(table, _two_methods, (0, 1, 2, 3, 4, 6, 7, 9))),
+}
+"""What the page shows of long tables."""
+
+
 def drawn_from(found: Records) -> dict[str, str]:
     """A picture for each corpus that has such runs."""
     drawn = {f"topics-bytes-{data}": over_bytes(found, data) for data in published.SETS}
@@ -84,15 +112,19 @@ def over_bytes(found: Records, data: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Renew the document."""
+    """Update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?", default=OUTPUT)
+    parser.add_argument("--print", action="store_true", help="print every table, also those that the page leaves out")
     parser.add_argument("--document", type=Path, default=Path("docs/results/topics.md"))
     chosen = parser.parse_args(arguments)
     found = known(chosen.file)
     tables = {name: table(found) for name, table in TABLES.items()}
     if all((PREPARED / f"{name}.npz").exists() for name in SOURCES):
         tables["corpora"] = table_two()
+    if chosen.print:
+        print_tables(tables)
+    tables |= {name: shortened(tables[table]) for name, (table, shortened) in EXCERPTS.items()}
     replace_tables(chosen.document, tables)
     for name, picture in drawn_from(found).items():
         chosen.document.with_name(f"{name}.svg").write_text(picture, "utf-8")

@@ -23,8 +23,8 @@ from partsong.core import runtime
 from partsong.core.interfaces import Layout, Message, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
-from partsong.methods.fednmf import TopicRounds
-from partsong.methods.mutual_information.batches import Documents, documents_of
+from partsong.methods.fednmf import FederatedDescent
+from partsong.methods.mutual_information.batches import Documents, to_documents
 from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation, NoInformation, Separable
 from partsong.methods.mutual_information.descent import Descent
 from partsong.methods.mutual_information.numpy_backend import add_transposed, times
@@ -66,17 +66,17 @@ def products_alone(descent: Descent, documents: Documents, W: np.ndarray, model:
             critic, slopes = information.critic, np.full((len(bag), len(bag)), 1e-3, W.dtype)
             reading = critic.read(theta, bag)
             critic.pull(theta, critic.scores(theta, reading, W_S)[1], slopes)
-            critic.climb(theta, bag, critic.scores(theta, reading, W_S)[1], slopes, 0.0)
+            critic.ascend(theta, bag, critic.scores(theta, reading, W_S)[1], slopes, 0.0)
     return time.perf_counter() - began
 
 
-def epoch(program: TopicRounds, shards: list[Shard], model: Message) -> tuple[float, float]:
+def epoch(program: FederatedDescent, shards: list[Shard], model: Message) -> tuple[float, float]:
     """Seconds of `local` at all parties, and of its products alone."""
     whole = bare = 0.0
     layout = Layout.of(shards, 0)
     for shard in shards:
         state = program.start_party(shard, layout)
-        documents, W = documents_of(shard.matrix), program._weights(shard, state, model["H"].T)
+        documents, W = to_documents(shard.matrix), program._weights(shard, state, model["H"].T)
         bare += products_alone(program.descent, documents, W, model)
         began = time.perf_counter()
         program.local(shard, state, model)
@@ -96,7 +96,7 @@ def main() -> None:
     print(f"{X.shape[0]} titles, {X.shape[1]} words, {X.nnz} counts, {asked.parties} parties, k={asked.topics}")
     with runtime.limit_kernel_threads(1):
         for name, information in CASES.items():
-            program = TopicRounds(asked.topics, Descent(1, asked.batch, 0.05, information=information))
+            program = FederatedDescent(asked.topics, Descent(1, asked.batch, 0.05, information=information))
             _, model = program.start_server(Layout.of(shards, 0))
             epoch(program, shards[:1], model)
             taken = [epoch(program, shards, model) for _ in range(asked.turns)]

@@ -1,4 +1,4 @@
-"""Tables of docs/results/topics.md; a cell is the mean over seeds ± their standard deviation."""
+"""Tables of docs/results/topics.md; a cell is the mean ± standard deviation over seeds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.metrics import spread
-from experiments.topics import published as topics_published
+from experiments.shared.names import shown
+from experiments.topics import published
 from experiments.topics.corpora import SOURCES
+from experiments.topics.figures import ALPHAS, DESCENDING, LONG, PARTIES, SHOWN, VARIED
+from experiments.topics.figures import RANKS as RANKS_OF_FIGURE_2
 from experiments.topics.methods import BAYESIAN, CENTRALISED, DESCENTS, FEDERATED, MI, OURS
 from experiments.topics.settings import COUNTS, TFIDF, WORDS, build_run
 from experiments.topics.table import (
@@ -24,10 +27,11 @@ from experiments.topics.table import (
 )
 
 PUBLISHED = {
-    "f1": topics_published.F1, "accuracy": topics_published.ACCURACY, "coherence": topics_published.COHERENCE,
+    "f1": published.F1, "accuracy": published.ACCURACY, "coherence": published.COHERENCE,
 }  # fmt: skip
 RANKS = (50, 100, 200)
 SEEDS = 3
+ANCHORS = ("matlab", "qt", "bash", "scala", "svn")
 USUAL: dict[str, Any] = {"reading": "after", "alpha": 1.0, "fraction": 0.2, "looks": 0, "shown": 0}
 
 
@@ -43,7 +47,8 @@ class Row:
     def label(self) -> str:
         """As in the first column."""
         own = f", {self.rounds} rounds" if self.rounds else ""
-        return f"{self.method}{own}{', tf-idf' if self.weighting == TFIDF and self.method != WORDS else ''}"
+        name = shown(self.method) if self.method in OURS else self.method
+        return f"{name}{own}{', tf-idf' if self.weighting == TFIDF and self.method != WORDS else ''}"
 
 
 SUMS = tuple(
@@ -90,13 +95,13 @@ def quality(found: Records, *, field: str, ranks: Sequence[int], reading: str = 
     lines = []
     for row in ALL:
         cells = []
-        for place, data in enumerate(topics_published.SETS):
+        for place, data in enumerate(published.SETS):
             here = values(found, row, data, ranks, field, reading=reading)
             paper = f" ({printed[row.method][place]:.3f})" if row in BASELINES and printed else ""
             cells.append((told(here) if here else "–") + paper)
         if set(cells) != {"–"}:
             lines.append(f"| {row.label} | {' | '.join(cells)} |")
-    return table_of(["method", *(SOURCES[data].title for data in topics_published.SETS)], lines)
+    return table_of(["method", *(SOURCES[data].title for data in published.SETS)], lines)
 
 
 def told(numbers: Sequence[float]) -> str:
@@ -111,7 +116,7 @@ Pair = tuple[Mapping[str, Any], Mapping[str, Any]]
 def _pairs(found: Records, reading: str = "after") -> Iterable[tuple[str, str, int, list[Pair]]]:
     """Corpus, method, k, and for each seed the run without a critic and the run with it."""
     for base in (name for name in DESCENTS if not name.endswith(MI)):
-        for data, rank in product(topics_published.SETS, RANKS):
+        for data, rank in product(published.SETS, RANKS):
             plain = {one["seed"]: one for one in runs(found, Row(base), data, rank, reading=reading)}
             with_mi = {one["seed"]: one for one in runs(found, Row(base + MI), data, rank, reading=reading)}
             if seeds := sorted(set(plain) & set(with_mi)):
@@ -180,7 +185,7 @@ def costs(found: Records, rank: int = 50) -> str:
     lines = []
     for row in (*(Row(name) for name in FEDERATED), *SUMS[:4]):
         cells = []
-        for data in topics_published.SETS:
+        for data in published.SETS:
             here = runs(found, row, data, rank)
             if here and not here[0].get("diverged"):
                 seconds = np.median([one["seconds"] for one in here])
@@ -189,16 +194,16 @@ def costs(found: Records, rank: int = 50) -> str:
                 cells.append("–")
         if set(cells) != {"–"}:
             lines.append(f"| {row.label} | {' | '.join(cells)} |")
-    return table_of(["rounds, MB, s", *(SOURCES[data].title for data in topics_published.SETS)], lines)
+    return table_of(["rounds, MB, s", *(SOURCES[data].title for data in published.SETS)], lines)
 
 
 def beyond(found: Records) -> str:
     """Our best row on each corpus against the paper's best federated one, at each k and over all of them."""
-    best = topics_published.BEST_FEDERATED
+    best = published.BEST_FEDERATED
     rivals = [Row(name, weighting) for name in FEDERATED for weighting in (COUNTS, TFIDF)]
     lines = []
-    for place, data in enumerate(topics_published.SETS):
-        printed = topics_published.F1[best][place]
+    for place, data in enumerate(published.SETS):
+        printed = published.F1[best][place]
         for ranks in (*((rank,) for rank in RANKS), RANKS):
             ours = _largest(found, SUMS, data, ranks)
             theirs = _largest(found, rivals, data, ranks)
@@ -230,7 +235,7 @@ def _largest(found: Records, rows: Iterable[Row], data: str, ranks: Sequence[int
 def tuning(found: Records) -> str:
     """What was chosen, out of how many draws, and how many of them diverged."""
     lines = []
-    for data, method, weighting in product(topics_published.SETS, (*BAYESIAN, *DESCENTS), (COUNTS, TFIDF)):
+    for data, method, weighting in product(published.SETS, (*BAYESIAN, *DESCENTS), (COUNTS, TFIDF)):
         tried = trials(found, data, method, weighting)
         if tried:
             lost = sum(any(one.get("diverged") for one in runs) for runs in tried)
@@ -265,7 +270,7 @@ def _ends(tried: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, str]:
 def missing(found: Records) -> str:
     """Which rows of Table IV have not been run, by corpus."""
     lines = []
-    for data in topics_published.SETS:
+    for data in published.SETS:
         for reading in ("after", "before"):
             for rank in RANKS:
                 lacking = [
@@ -286,3 +291,81 @@ def table_of(heads: Sequence[str], lines: Sequence[str]) -> str:
     if not lines:
         return "Not run yet."
     return "\n".join([f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *lines])
+
+
+def over_ranks(found: Records) -> str:
+    """Fig. 2: accuracy over the number of topics."""
+    lines = []
+    for data in published.SETS:
+        for method in DESCENDING:
+            cells = [values(found, Row(method), data, (rank,), "accuracy") for rank in RANKS_OF_FIGURE_2]
+            if any(cells):
+                listed_cells = " | ".join(told(cell) if cell else "–" for cell in cells)
+                lines.append(f"| {SOURCES[data].title} | {method} | {listed_cells} |")
+    return table_of(["corpus", "method", *(f"k = {rank}" for rank in RANKS_OF_FIGURE_2)], lines)
+
+
+def over_parties(found: Records) -> str:
+    """Fig. 4: macro-F1 over α with ten parties, and over the number of parties with α = 1."""
+    cases = [{"alpha": alpha} for alpha in ALPHAS] + [{"parties": parties} for parties in PARTIES]
+    lines = []
+    for data in published.SETS:
+        for method in VARIED:
+            cells = [values(found, Row(method), data, (50,), "f1", **case) for case in cases]
+            if sum(bool(cell) for cell in cells) > 2:  # α = 1 and ten parties are in Table IV as well
+                listed_cells = " | ".join(told(cell) if cell else "–" for cell in cells)
+                lines.append(f"| {SOURCES[data].title} | {method} | {listed_cells} |")
+    heads = [f"α = {alpha:g}" for alpha in ALPHAS] + [f"K = {parties}" for parties in PARTIES]
+    return table_of(["corpus", "method", *heads], lines)
+
+
+def topics(found: Records, data: str = "so") -> str:
+    """Table V: of each method the topics in which a few words of the paper's table stand highest."""
+    lines = []
+    for method in (*SHOWN, "exact"):
+        row = Row(method, COUNTS, ROUNDS_OF_SUMS[-1] if method in OURS else 0)
+        for one in runs(found, row, data, 200, shown=200):
+            listed = [_highest(one["topics"], word) for word in ANCHORS]
+            listed_cells = "<br>".join(" ".join(topic[:7]) for topic in listed if topic)
+            lines.append(f"| {method} | {listed_cells} | {one['diversity']:.2f} | {one['coherence']:.3f} |")
+    return table_of(["method", "topics", "diversity", "coherence"], lines)
+
+
+def _highest(listed: Sequence[Sequence[str]], word: str) -> Sequence[str]:
+    """The topic in which a word stands highest; none where it is in no list."""
+    return min((topic for topic in listed if word in topic), key=lambda topic: list(topic).index(word), default=())
+
+
+def ablation(found: Records) -> str:
+    """The step of weights as printed, and fitted weights before each visit, against what the tables have."""
+    lines = []
+    for data in published.SETS:
+        for method in VARIED:
+            (own,) = (asdict(one) for one in settings_of(found, data, method))
+            cases = [own, {**own, "weight_step": "batch"}, {**own, "fits_first": True}]
+            cells = [_with_settings(found, data, method, case) for case in cases]
+            if cells[1] or cells[2]:
+                listed_cells = " | ".join(told(cell) if cell else "–" for cell in cells)
+                lines.append(f"| {SOURCES[data].title} | {method} | {listed_cells} |")
+    return table_of(["corpus", "method", "by document", "by batch, as printed", "by document, fitted first"], lines)
+
+
+def longer(found: Records) -> str:
+    """Descents for LONG rounds beside those of the tables, and 20 rounds of sums, which send as much; k = 50."""
+    lines = []
+    for data in published.SETS:
+        for method in DESCENDING:
+            (own,) = (asdict(one) for one in settings_of(found, data, method))
+            if here := _with_settings(found, data, method, {**own, "rounds": LONG}):
+                usual = _with_settings(found, data, method, own)
+                lines.append(f"| {SOURCES[data].title} | {method} | {own['rounds']}: {told(usual)} | {told(here)} |")
+        for row in (one for one in SUMS if one.rounds == 20 and lines):
+            if sums := values(found, row, data, (50,), "f1"):
+                lines.append(f"| {SOURCES[data].title} | {row.label} | – | {told(sums)} |")
+    return table_of(["corpus", "method", "rounds of the tables", f"{LONG} rounds"], lines)
+
+
+def _with_settings(found: Records, data: str, method: str, own: Mapping[str, Any]) -> list[float]:
+    asked = {**USUAL, "data": data, "method": method, "rank": 50, "parties": 10, "weighting": COUNTS, "settings": own}
+    here = [one for one in found.values() if all(one[name] == value for name, value in asked.items())]
+    return [one["f1"] for one in sorted(here, key=lambda one: one["seed"]) if one["seed"] < TUNING_SEED]

@@ -21,7 +21,7 @@ from partsong.data.blocks import block_range
 from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.engines.local import Sequential
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.solvers.game import ConstantStep, Game, ShrinkOthers
 from partsong.solvers.game_orders import Shuffled
 from partsong.training.result import complete
@@ -43,7 +43,7 @@ def played_in_one_process(X, n, game, take=as_matrix):
     names = [f"rank-{rank:06d}" for rank in range(n)]
     blocks = [X[slice(*block_range(X.shape[0], n, rank))] for rank in range(n)]
     shards = [Shard(name, take(block), key(3, "secret", name)) for name, block in zip(names, blocks, strict=True)]
-    program = PlayInStrata(4, game)
+    program = FederatedGame(4, game)
     *_, last = Sequential().run(program, shards, Schedule(SWEEPS * n, 3), reduction=PlainReduction())
     H = program.components(last.checkpoint.server)
     done = complete(program.solver, shards, np.ascontiguousarray(H.T), rescale=True)

@@ -16,7 +16,7 @@ from partsong.core.interfaces import Message
 from partsong.data.conversion import as_matrix
 from partsong.estimators import compare
 from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
-from partsong.methods.private import PrivateStatistics
+from partsong.methods.private import PrivateSums
 from partsong.training.checkpoint import RunRecorder, load_run, save_run
 
 ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
@@ -183,7 +183,7 @@ class TestGoingOn:
 @contextmanager
 def _failing(stage, *, after, error):
     """Noisy sums whose server fails at a stage of the round after so many."""
-    plain, done = getattr(PrivateStatistics, stage), []
+    plain, done = getattr(PrivateSums, stage), []
 
     def fail(self, *given):
         if len(done) >= after:
@@ -192,7 +192,7 @@ def _failing(stage, *, after, error):
         return plain(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrivateStatistics, stage, fail)
+        patch.setattr(PrivateSums, stage, fail)
         yield
 
 

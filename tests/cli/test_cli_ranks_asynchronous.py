@@ -30,14 +30,14 @@ blocks.Source.block = block
 
 FAILING = """
 from partsong.errors import DataError
-from partsong.methods.averaging import Consensus
-plain, calls = Consensus.local, []
+from partsong.methods.averaging import LocalAveraging
+plain, calls = LocalAveraging.local, []
 def local(self, shard, party, model):
     calls.append(None)
     if rank == 2 and len(calls) == 3:
         raise DataError("Enough of this.")
     return plain(self, shard, party, model)
-Consensus.local = local
+LocalAveraging.local = local
 """
 
 

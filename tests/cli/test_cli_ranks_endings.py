@@ -57,7 +57,7 @@ def interrupted(plain, calls=[]):
                 time.sleep(0.2)
         return plain(*given)
     return local
-for program in (consensus.Consensus, shared_statistics.SharedSums):
+for program in (consensus.LocalAveraging, shared_statistics.SharedSums):
     program.local = interrupted(program.local)
 """
 )

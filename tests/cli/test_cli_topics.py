@@ -98,8 +98,8 @@ def test_descents_take_their_settings_and_a_device(files, told):
 
 def test_settings_of_the_critic_reach_the_model(files, told):
     fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2, "--seed", 1, "--method", "fednmf-mi", "--epochs", 2)
-    options = ("--critic", "separable", "--mi-gradient", "js", "--critic-rate", 0.5, "--fits-first")
-    chosen = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.5, "fits_first": True}
+    options = ("--critic", "separable", "--mi-gradient", "js", "--critic-rate", 0.5, "--warm-start-weights")
+    chosen = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.5, "warm_start_weights": True}
     parties = {name: texts_about(seed) for seed, name in enumerate("abc")}
     settings = {"method": "fednmf-mi", "rounds": 2, "epochs": 2, "random_state": 1, "strength": 9.0}
     found = told(*fit, "--strength", 9, *options)["relative_error"]
@@ -114,20 +114,20 @@ def test_weighting_shares_and_long_words_reach_the_model(files, told, invoke, tm
         (tmp_path / name).write_text(f"{lines}99,{long} cat\n", encoding="utf-8")
     fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2)
     assert told(*fit)["n_words"] == 10
-    assert "the same larger longest_word, in bytes of UTF-8" in invoke(*fit, "-q").stderr
-    assert told(*fit, "--longest-word", 33)["n_words"] == 11
-    assert told(*fit, "--max-share", 0.28)["n_words"] == 4  # goat, dog, piano and cello
+    assert "the same larger max_word_bytes, in bytes of UTF-8" in invoke(*fit, "-q").stderr
+    assert told(*fit, "--max-word-bytes", 33)["n_words"] == 11
+    assert told(*fit, "--max-df", 0.28)["n_words"] == 4  # goat, dog, piano and cello
     counted = told(*fit, "--weighting", "counts", "-o", "m.safetensors")
     assert counted["relative_error"] != told(*fit)["relative_error"]
-    assert partsong.FederatedTopicModel.load(tmp_path / "m.safetensors").weighing_.weighting == "counts"
-    assert told("topics", "fit", "a.csv", "-k", 2, "--rounds", 2, "--max-share", 0.4, "--weighting", "counts")
+    assert partsong.FederatedTopicModel.load(tmp_path / "m.safetensors").vectorizer_.weighting == "counts"
+    assert told("topics", "fit", "a.csv", "-k", 2, "--rounds", 2, "--max-df", 0.4, "--weighting", "counts")
 
 
 def test_a_given_vocabulary_is_taken_as_it_is(files, told, tmp_path):
     (tmp_path / "voc.txt").write_text("cat\ndog\npiano\ncello\noboe\n", encoding="utf-8")
     given = ("topics", "fit", *files, "-k", 2, "--rounds", 1, "--vocabulary")
     assert told(*given, "voc.txt")["n_words"] == 5
-    asked = {"max-words": 3, "min-documents": 1000, "min-parties": 2, "max-share": 0.5, "longest-word": 40}
+    asked = {"max-words": 3, "min-documents": 1000, "min-parties": 2, "max-df": 0.5, "max-word-bytes": 40}
     for name, value in asked.items():
         refused = told(*given, "voc.txt", f"--{name}", value, code=2)
         assert re.search(name.replace("-", "."), refused["error"])
@@ -160,11 +160,11 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
         ("a.csv", "--method", "nmf-sgd", "--rate", "nan"),
         ("a.csv", "b.csv", "--method", "fednmf", "--server-rate", -1),
         ("a.csv", "--server-rate", 1),
-        ("a.csv", "--longest-word", 40),
-        ("a.csv", "b.csv", "--longest-word", 2000),
-        ("a.csv", "b.csv", "--max-share", 0),
+        ("a.csv", "--max-word-bytes", 40),
+        ("a.csv", "b.csv", "--max-word-bytes", 2000),
+        ("a.csv", "b.csv", "--max-df", 0),
         ("a.csv", "--weighting", "bm25"),
-        ("a.csv", "--fits-first"),
+        ("a.csv", "--warm-start-weights"),
         ("a.csv", "--method", "nmf-sgd", "--critic", "separable"),
         ("a.csv", "b.csv", "--method", "fednmf", "--mi-gradient", "js"),
         ("a.csv", "b.csv", "--method", "fednmf", "--critic-rate", 0.5),

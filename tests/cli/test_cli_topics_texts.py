@@ -75,14 +75,14 @@ def test_words_left_out_for_their_length_are_told_with_the_option_that_helps(inv
     fit = ("topics", "fit", "a.csv", "b.csv", "-k", 2, "--language", "none", "--rounds", 2)
     warned = invoke(*fit, "-q").stderr
     assert "more than 32 bytes: 1 at 'a', 1 at 'b'" in warned
-    assert "larger longest_word, in bytes" in warned
+    assert "larger max_word_bytes, in bytes" in warned
     assert long not in warned
-    assert told(*fit, "--longest-word", 42)["n_words"] == 1 + told(*fit)["n_words"]
+    assert told(*fit, "--max-word-bytes", 42)["n_words"] == 1 + told(*fit)["n_words"]
     for name in ("a.csv", "b.csv"):
         write(tmp_path / name, ("text", long))
     error = told(*fit, code=1)["error"]
     assert "No word meets the rule" in error
-    assert "larger longest_word, in bytes" in error
+    assert "larger max_word_bytes, in bytes" in error
 
 
 def test_a_column_that_differs_in_case_is_told_as_such(told, tmp_path):

@@ -22,14 +22,14 @@ from partsong.errors import CompositionError, ParameterError, SiteRefused
 from partsong.federation.experiment import ADVICE, METHODS, NOT_BETWEEN_SITES, Experiment
 from partsong.federation.policy import Policy
 from partsong.methods import build, reference
-from partsong.methods.averaging import Consensus, Overwrite
+from partsong.methods.averaging import AdoptModel, LocalAveraging
 from partsong.methods.exact import SharedSums
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.methods.init_modes import LocalInit
-from partsong.methods.private import PrivateConsensus
+from partsong.methods.private import PrivateAveraging
 from partsong.methods.registry import Problem
-from partsong.methods.relay import FirstLeg, exact_after
-from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
+from partsong.methods.secure_sketched import SketchedAveraging, SketchedSums
+from partsong.methods.two_stage import FirstStage, exact_after
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian, Hadamard, Subsampling
 from partsong.solvers.coupling import ProximalTerm
@@ -69,7 +69,7 @@ RUNS = {
 }
 
 
-FIRST_LEGS = FirstLeg().names
+FIRST_LEGS = FirstStage().names
 
 ANY = Policy(recipes=BETWEEN_PARTIES)
 
@@ -154,27 +154,27 @@ def test_keys_are_those_of_the_programs():
                 alone,
                 aggregation=FixedPoint(align, FromPrevious()),
                 coupling=replace(alone.coupling, align=align, every=3),
-                joining=Overwrite(align),
+                synchronisation=AdoptModel(align),
             ),
         ),
         "fedprox": ({"strength": 0.4}, replace(build("fedprox", 2), coupling=ProximalTerm(0.4))),
-        "syn-ssd-uv": ({"sketch_ratio": 0.5}, SketchedConsensus(2, damped, 10, half, half)),
+        "syn-ssd-uv": ({"sketch_ratio": 0.5}, SketchedAveraging(2, damped, 10, half, half)),
         "asyn-ssd-v": (
             {"rho": 1.0, "sketch_ratio": 0.5},
             replace(build("asyn-sd", 2), server_update=Relaxation(1.0), sketch=half),
         ),
         "asyn-sd": ({"rule": "pg"}, replace(build("asyn-sd", 2), solver=SquaredError(ProjectedGradient()))),
-        "secure-dsanls": ({"sketch": "hadamard"}, SketchedStatistics(2, Hadamard(8))),
-        "game": (names, PlayInStrata(2, game)),
+        "secure-dsanls": ({"sketch": "hadamard"}, SketchedSums(2, Hadamard(8))),
+        "game": (names, FederatedGame(2, game)),
         "game-consensus": (
             {**names, "init_mode": "local"},
-            Consensus(2, steps=10, game=game, init_mode=LocalInit()),
+            LocalAveraging(2, steps=10, game=game, init_mode=LocalInit()),
         ),
     }
     for method, (keys, program) in made.items():
         assert experiment_of(method=method, **keys).program(3) == program
     columns = experiment_of(method="secure-dsanls", sketch_dimension=3, columns_sketch="subsampling").program(3)
-    assert columns == SketchedStatistics(2, Gaussian(3), columns_sketch=Proportion())
+    assert columns == SketchedSums(2, Gaussian(3), columns_sketch=Proportion())
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -288,7 +288,7 @@ def test_a_leader_is_for_meetings_of_two():
 
 def test_a_promise_is_kept_with_keys_where_there_is_one():
     program = experiment_of(method="fedavg", weighted=False, privacy={"unit": "party", "epsilon": 1}).program(3)
-    assert isinstance(program, PrivateConsensus)
+    assert isinstance(program, PrivateAveraging)
     assert program.program == build("fedavg", 2, local_steps=3, weighted=False)
 
 

@@ -15,7 +15,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.wire import CODES
 from partsong.methods import build
-from partsong.methods.private import PrivateStatistics
+from partsong.methods.private import PrivateSums
 from partsong.secure_aggregation.protocol import SecureSum
 from tests.federation.federations import Federation
 
@@ -67,7 +67,7 @@ def test_an_experiment_is_a_program_a_reduction_and_a_schedule(tmp_path):
     path.write_text(EXPERIMENT)
     experiment = Experiment.read(path)
     program = experiment.program(4)
-    assert isinstance(program, PrivateStatistics)
+    assert isinstance(program, PrivateSums)
     assert program.shares == 2
     assert isinstance(experiment.reduction(4), SecureSum)
     assert experiment.reduction(4).fewest == 4

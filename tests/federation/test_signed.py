@@ -28,7 +28,7 @@ SECRET = 4711
 PARTIES = NAMES[:3]
 
 
-class Relay(InProcess):
+class TwoStageProgram(InProcess):
     """Hands messages on, and does something to them on their way."""
 
     __slots__ = ("down", "seen", "up")
@@ -51,7 +51,7 @@ def sealed_site(federation, name, coordinator=SECRET):
 
 
 def relay_of(federation, **changes):
-    return Relay({name: sealed_site(federation, name) for name in federation.names}, **changes)
+    return TwoStageProgram({name: sealed_site(federation, name) for name in federation.names}, **changes)
 
 
 def signed(transport, secret=SECRET, keys=secret_of):
@@ -81,7 +81,7 @@ def test_what_was_pushed_is_opened_as_it_arrives(federation):
 
 def recorded_requests(federation):
     """The first request to each site."""
-    relay = Relay({name: lambda data: b"" for name in PARTIES})
+    relay = TwoStageProgram({name: lambda data: b"" for name in PARTIES})
     with pytest.raises(UploadError, match="cannot be read"):
         list(federation.rounds(relay))
     return dict(relay.seen)
@@ -150,7 +150,7 @@ def test_a_site_whose_key_is_not_known_is_not_asked(federation):
 
 
 def test_who_is_lost_stays_lost(federation):
-    relay = Relay({"east": lambda data: 1 / 0})
+    relay = TwoStageProgram({"east": lambda data: 1 / 0})
     assert signed(relay).ask({"east": b"x"}, 1.0)["east"] == Lost("ZeroDivisionError")
 
 

@@ -39,7 +39,7 @@ RUNS = {
         **QUICK,
         "participation": 0.5,
         "server": "adam",
-        "fits_first": True,
+        "warm_start_weights": True,
     },
     "fednmf of three of four, masked": {"method": "fednmf", **QUICK, "participation": 0.75, "secure_aggregation": True},
     "fednmf-mi": {"method": "fednmf-mi", **QUICK, "strength": 0.2, "participation": 0.75, "mi_gradient": "js"},
@@ -115,7 +115,9 @@ def test_defaults_are_those_of_the_estimator():
 
 def test_keys_are_those_of_the_recipes():
     keys = {"epochs": 3, "batch": 5, "rate": 0.01, "weight_step": "batch", "server": "yogi", "server_rate": 0.1}
-    assert experiment_of(method="fednmf", **keys, fits_first=True).program(4) == fednmf(2, **keys, fits_first=True)
+    assert experiment_of(method="fednmf", **keys, warm_start_weights=True).program(4) == fednmf(
+        2, **keys, warm_start_weights=True
+    )
     keys |= {"strength": 0.5, "critic": "separable", "mi_gradient": "js", "critic_rate": 0.2}
     assert experiment_of(method="fednmf-mi", **keys).program(4) == fednmf_mi(2, **keys)
     told = experiment_of(method="fednmf-mi", **keys).told()
@@ -149,7 +151,7 @@ def test_other_methods_are_told_without_these_keys():
         ({"method": "fedlda", "rate": 0.5}, "rate is for fednmf, fednmf-mi"),
         ({"method": "fednmf", "local_steps": 3}, "local_steps is for exact, fnmf.*the method is 'fednmf'"),
         ({"method": "fedlda", "align": "sinkhorn"}, "align is for fnmf-local, fnmf, .*the method is 'fedlda'"),
-        ({"method": "fednmf", "init_mode": "shared"}, "start is for exact"),
+        ({"method": "fednmf", "init_mode": "shared"}, "init_mode is for exact"),
         ({"method": "fednm"}, "Did you mean 'fednmf'"),
         ({"method": "fednmf", "tol": 0.1}, "tol can end a run of asyn-sd"),
         ({"method": "fednmf", "epochs": 0}, "epochs must be a whole number of at least 1"),
@@ -167,7 +169,7 @@ def test_other_methods_are_told_without_these_keys():
         ),
         ({"method": "fednmf", "participation": 0}, "above 0 and at most 1"),
         ({"method": "fednmf", "participation": 1.5}, "above 0 and at most 1"),
-        ({"method": "fednmf", "fits_first": 1}, "true or false"),
+        ({"method": "fednmf", "warm_start_weights": 1}, "true or false"),
         ({"method": "fednmf-mi", "critic": "separate"}, "'separable'"),
         ({"method": "fednmf-mi", "mi_gradient": "dw"}, "'dv'"),
         ({"method": "fednmf-mi", "strength": -1}, "strength"),
@@ -270,7 +272,7 @@ def test_words_weigh_what_they_did_in_the_run_in_whatever_order_columns_were_agr
         words = tuple(weighing.names[column] for column in columns)
         save_topic_result(tmp_path / f"{name}.safetensors", H[:, columns], words, {"method": "exact"}, solver, weighing)
     one, other = (partsong.TopicModel.load(tmp_path / f"{name}.safetensors") for name in ("one", "other"))
-    assert other.weighing_.documents.tolist() == [1, 5, 3]
+    assert other.vectorizer_.documents.tolist() == [1, 5, 3]
     texts = ["apple bread", "chess chess bread"]
     np.testing.assert_allclose(one.transform(texts), other.transform(texts))
 

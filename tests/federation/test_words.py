@@ -67,7 +67,7 @@ class Twice(Recorded):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run that is over, and all that was said in it; tests ask its sites for more, and change nothing."""
-    words = {"min_documents": 2, "max_share": 0.6, "max_words": 6}
+    words = {"min_documents": 2, "max_df": 0.6, "max_words": 6}
     policies = dict.fromkeys(NAMES, Policy(secure_aggregation=True, maximum_runs=1))
     experiment = Experiment("exact", 3, 2, seed=1, secure_aggregation=True, words=words)
     federation = TextFederation(tmp_path_factory.mktemp("finished"), experiment, policies=policies)
@@ -104,7 +104,7 @@ def require_same(federation, rounds):
     assert all(label.startswith("#") for label in labels)
 
 
-@pytest.mark.parametrize("words", [{"min_documents": 2}, {"max_share": 0.6, "max_words": 6, "weighting": "counts"}])
+@pytest.mark.parametrize("words", [{"min_documents": 2}, {"max_df": 0.6, "max_words": 6, "weighting": "counts"}])
 def test_rows_are_those_of_the_estimator_but_for_the_order_of_words(tmp_path, words):
     federation = TextFederation(tmp_path, Experiment("exact", 2, 1, words=words))
     rule, texts = federation.experiment.text_rule, {name: texts_of(name) for name in NAMES[:3]}
@@ -119,7 +119,7 @@ def test_rows_are_those_of_the_estimator_but_for_the_order_of_words(tmp_path, wo
 
 def test_longer_words_take_part_where_the_rule_says_so():
     assert TextRule.from_table({}, "exact").rounds.longest == 32
-    longer = TextRule.from_table({"longest_word": 64}, "exact")
+    longer = TextRule.from_table({"max_word_bytes": 64}, "exact")
     assert longer.rounds.longest == 64
     assert longer.told != TextRule.from_table({}, "exact").told
 
@@ -392,7 +392,7 @@ def test_words_that_are_too_long_are_counted_in_the_log_of_their_site_and_nowher
     own = tuple(f"{text} {' '.join(long[: 1 + number % 3])}" for number, text in enumerate(texts_of("north")))
     said, worked = {}, {}
     for folder, texts in (("with", {"north": own}), ("without", {})):
-        federation = TextFederation(tmp_path / folder, exact(longest_word=16), texts=texts)
+        federation = TextFederation(tmp_path / folder, exact(max_word_bytes=16), texts=texts)
         transport = UntilWork(federation.transport().sites)
         with pytest.raises(Killed):
             list(federation.rounds(transport))
@@ -416,7 +416,7 @@ def test_words_that_are_too_long_are_counted_in_the_log_of_their_site_and_nowher
     ("words", "error", "match"),
     [
         ({"min_documents": 24}, DataError, "No word meets the rule: 0"),
-        ({"max_share": 0.01}, DataError, "No word meets the rule: 8"),
+        ({"max_df": 0.01}, DataError, "No word meets the rule: 8"),
         ({"max_words": 2}, ParameterError, "vocabulary has 2 words"),
         ({"min_parties": 4}, SiteRefused, "'parties'"),
     ],
@@ -490,11 +490,11 @@ def test_the_rule_has_the_names_and_defaults_of_the_estimator():
     for method in ("exact", "fedlda"):
         rule = TextRule.from_table({}, method)
         assert rule.words == Words()
-        assert (rule.rule.min_documents, rule.rule.max_share) == (told["min_documents"].default, 1.0)
+        assert (rule.rule.min_documents, rule.rule.max_df) == (told["min_documents"].default, 1.0)
         assert (rule.max_words, rule.min_parties) == (None, 2)
         assert rule.weighting == ("counts" if method == "fedlda" else "tfidf")
     assert told["min_parties"].default is None, "which means 2"
-    for name in ("min_documents", "max_share", "max_words", "longest_word", "language"):
+    for name in ("min_documents", "max_df", "max_words", "max_word_bytes", "language"):
         assert TextRule.from_table({name: told[name].default}, "exact") == TextRule.from_table({}, "exact")
 
 
@@ -505,7 +505,7 @@ def test_the_rule_has_the_names_and_defaults_of_the_estimator():
         ({"pattern": ".*"}, "no setting 'pattern'"),
         ({"min_documents": 0}, "min_documents must be a whole number"),
         ({"min_parties": True}, "min_parties must be"),
-        ({"max_share": 0}, "max_share must be a number above 0 and at most 1"),
+        ({"max_df": 0}, "max_df must be a number above 0 and at most 1"),
         ({"max_words": 1.5}, "max_words must be"),
         ({"weighting": "tf-idf"}, "tfidf, counts"),
         ({"language": "klingon"}, "no list of stop words"),

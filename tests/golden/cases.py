@@ -50,13 +50,13 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.transports.base import InProcess
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.private import party_private, row_private
-from partsong.methods.relay import Relay, exact_after
-from partsong.methods.secure_sketched import SketchedStatistics
+from partsong.methods.secure_sketched import SketchedSums
+from partsong.methods.two_stage import TwoStageProgram, exact_after
 from partsong.privacy.randomness import InsecureSource
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.sketch.crossing import Proportion
@@ -199,7 +199,7 @@ PROGRAMS = {
     "syn-sd": build("syn-sd", RANK, local_steps=3),
     **{f"syn-ssd-{variant}": build(f"syn-ssd-{variant}", RANK, local_steps=3, sketch_ratio=0.5)
        for variant in ("u", "v", "uv")},
-    "secure dsanls": SketchedStatistics(RANK, Gaussian(4 * RANK), is_guarded=False),
+    "secure dsanls": SketchedSums(RANK, Gaussian(4 * RANK), is_guarded=False),
     "dsanls": SketchExchange(RANK, sketch=Proportion(ratio=0.5), iterations=6, every=3, n_rows=len(pooled())),
     "game": build("game", RANK),
     "game consensus": build("game-consensus", RANK, local_steps=3),
@@ -224,7 +224,7 @@ RANKED = tuple(name for name in PROGRAMS if name not in ("game", "fednmf-mi"))
 
 
 def rounds_of(program: object) -> int:
-    return ROUNDS if isinstance(program, (Consensus, Relay)) else program.exchanges(ROUNDS, N_PARTIES)
+    return ROUNDS if isinstance(program, (LocalAveraging, TwoStageProgram)) else program.exchanges(ROUNDS, N_PARTIES)
 
 
 def run(name: str, engine: object = Sequential(), own: slice = slice(None)) -> np.ndarray:

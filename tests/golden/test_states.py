@@ -66,4 +66,4 @@ def test_reading_a_state_imports_its_module_and_no_other_method():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     registry = {"partsong.methods.table", "partsong.methods.registry"}
-    assert [name for name in said if name not in registry] == ["DocumentTopics", "partsong.methods.fedlda"]
+    assert [name for name in said if name not in registry] == ["LDAPartyState", "partsong.methods.fedlda"]

@@ -19,7 +19,7 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods import build
-from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal, WholeUpload
+from partsong.methods.averaging import AdoptModel, AlignedUpload, LocalAveraging, PersonalComponents, WholeUpload
 from partsong.methods.init_modes import LocalInit, SharedInit
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalTerm
 from partsong.solvers.squared_error import accelerated_hals
@@ -34,7 +34,9 @@ PROGRAMS = {
         "fnmf-local", 4, local_steps=5, client_align=Sinkhorn(), server_align=Sinkhorn(), align="assignment"
     ),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=5),
-    "fnmf personal": replace(build("fnmf-local", 4, local_steps=5, align="assignment"), joining=Personal()),
+    "fnmf personal": replace(
+        build("fnmf-local", 4, local_steps=5, align="assignment"), synchronisation=PersonalComponents()
+    ),
     "fedprox": build("fedprox", 4, local_steps=5),
     "ipalm once": build("one-shot-ipalm", 4, local_steps=5),
     "mur once": build("one-shot-mu", 4, local_steps=5),
@@ -150,21 +152,21 @@ def test_alignment_saves_what_averaging_by_position_destroys():
     assert errors["fedprox"] > 2 * errors["exact"]
 
 
-def joined(joining, own, model, W, X=None):
+def joined(synchronisation, own, model, W, X=None):
     shard = Shard("p", as_matrix(data() if X is None else X))
-    return joining.begin(shard, W, own, model, accelerated_hals())
+    return synchronisation.begin(shard, W, own, model, accelerated_hals())
 
 
 def test_weights_follow_their_components():
     rng = np.random.default_rng(0)
     model, order = rng.gamma(0.3, size=(24, 4)), [2, 0, 3, 1]
     own, W = model[:, order] + 1e-3, rng.random((90, 4))
-    Ht, moved = joined(Overwrite(follow=Assignment()), own, model, W)
+    Ht, moved = joined(AdoptModel(follow=Assignment()), own, model, W)
     assert_array_equal(Ht, model)
     assert_allclose(moved @ model.T, W @ model[:, order].T, rtol=1e-12)
-    Ht, kept = joined(Overwrite(), own, model, W)
+    Ht, kept = joined(AdoptModel(), own, model, W)
     assert kept is W
-    _, fitted = joined(Overwrite(follow=Sinkhorn()), own, model, W)
+    _, fitted = joined(AdoptModel(follow=Sinkhorn()), own, model, W)
     assert (fitted >= 0).all()
     assert np.linalg.norm(data() - fitted @ model.T) < np.linalg.norm(data() - W @ model.T)
 
@@ -172,7 +174,7 @@ def test_weights_follow_their_components():
 def test_personal_parties_keep_what_is_theirs():
     blocks = (np.kron(np.eye(6), np.ones((1, 4))) + 0.01 * np.random.default_rng(0).random((6, 24))).T
     own, model, W = blocks[:, [5, 0, 1, 2]].copy(), 2 * blocks[:, [0, 1, 2, 3]], np.ones((90, 4))
-    Ht, same = joined(Personal(), own, model, W)
+    Ht, same = joined(PersonalComponents(), own, model, W)
     assert same is W
     assert_allclose(Ht[:, 0], own[:, 0], rtol=1e-12)
     assert_allclose(Ht[:, 1:], 2 * own[:, 1:], rtol=1e-12)
@@ -198,9 +200,9 @@ def test_starts_are_what_they_say():
 
 def test_nothing_is_pulled_in_free_rounds():
     shards = shards_of(data())
-    free = replace(build("fnmf-local", 4, local_steps=6, init_mode="shared", align="assignment"), free_rounds=1)
+    free = replace(build("fnmf-local", 4, local_steps=6, init_mode="shared", align="assignment"), uncoupled_rounds=1)
     alone = replace(free, coupling=AlignedProximalTerm(0.0))
-    tied = replace(free, free_rounds=0, coupling=AlignedProximalTerm(5.0))
+    tied = replace(free, uncoupled_rounds=0, coupling=AlignedProximalTerm(5.0))
     assert_allclose(run(free, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"], rtol=1e-12)
     assert not np.allclose(run(tied, shards, 1)[0].model["H"], run(alone, shards, 1)[0].model["H"])
 
@@ -208,18 +210,18 @@ def test_nothing_is_pulled_in_free_rounds():
 def test_rows_that_nobody_matched_stay():
     H, before = np.ones((2, 3)), np.full((2, 3), 7.0)
     aggregate = AlignedMean().lower(Message({"H": H * np.array([[4.0], [0.0]]), "counts": np.array([2.0, 0.0])}, 9.0))
-    agreed = AlignedUpload().agreed(aggregate, Message({"H": before}))
+    agreed = AlignedUpload().fill_unmatched(aggregate, Message({"H": before}))
     assert_array_equal(agreed["H"], [[2.0] * 3, [7.0] * 3])
 
 
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: Consensus(4, steps=0), ParameterError),
-        (lambda: Consensus(4, free_rounds=-1), ParameterError),
-        (lambda: Consensus(4, sweeps=2), CompositionError),
-        (lambda: Consensus(4, upload=AlignedUpload(), aggregation=Mean()), CompositionError),
-        (lambda: Consensus(4, coupling=AlignedProximalTerm(prox="exact")), CompositionError),
+        (lambda: LocalAveraging(4, steps=0), ParameterError),
+        (lambda: LocalAveraging(4, uncoupled_rounds=-1), ParameterError),
+        (lambda: LocalAveraging(4, sweeps=2), CompositionError),
+        (lambda: LocalAveraging(4, upload=AlignedUpload(), aggregation=Mean()), CompositionError),
+        (lambda: LocalAveraging(4, coupling=AlignedProximalTerm(prox="exact")), CompositionError),
         (
             lambda: replace(
                 build("fedprox", 4),

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks.findings import NO_GUARANTEE, PartyFindings, verdict_of
 from partsong.attacks.runner import RecordedRun, findings
-from partsong.attacks.transcript import of_party, replayed, transcript
+from partsong.attacks.transcript import of_party, replay_party, transcript
 from partsong.cli.main import app
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.core.streams import key
@@ -29,8 +29,8 @@ from partsong.io.party_folder import write_parts
 from partsong.methods import build
 from partsong.methods.fnmf import LONG_ROUNDS
 from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
-from partsong.methods.relay import exact_after
-from partsong.methods.secure_sketched import SketchedStatistics
+from partsong.methods.secure_sketched import SketchedSums
+from partsong.methods.two_stage import exact_after
 from partsong.privacy.exposure import LIMITS, Exposure, PartyExposure, Support, directions_after, directions_of
 from partsong.sketch.kinds import Gaussian
 
@@ -132,7 +132,7 @@ class Sums:
     def __call__(self, values):
         table = np.zeros_like(self.X)
         table[self.support] = values
-        answers = replayed(self.program, self.layout, "p00", self.models, table)
+        answers = replay_party(self.program, self.layout, "p00", self.models, table)
         return np.concatenate([flat(upload) for upload in answers])
 
     def jacobian(self, values, step=1e-6):
@@ -243,7 +243,7 @@ PROGRAMS = {
     "fnmf": exact_after(build("fnmf-local", 3, local_steps=2, align="assignment"), LONG_ROUNDS),
     "long fnmf": exact_after(build("fnmf-local", 3, local_steps=2, align="assignment"), 4),
     "game": build("game", 3),
-    "sketches": SketchedStatistics(3, Gaussian(5)),
+    "sketches": SketchedSums(3, Gaussian(5)),
 }
 
 

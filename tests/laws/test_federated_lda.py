@@ -23,7 +23,7 @@ from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import CompositionError, DataError, ParameterError, ShapeError
 from partsong.io.state_file import read_state, write_state
 from partsong.kernels import lda as compiled_lda
-from partsong.methods.fedlda import DocumentTopics, FederatedLDA
+from partsong.methods.fedlda import FederatedLDA, LDAPartyState
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.lda import TopicRows, expectations
 
@@ -347,10 +347,10 @@ def test_a_party_does_not_take_the_servers_word_for_sizes():
     program, (shard, *_) = FederatedLDA(TOPICS), split(X)
     for shape in [(TOPICS, WORDS - 1), (TOPICS, WORDS + 1), (WORDS,)]:
         with pytest.raises(ShapeError, match="words"):
-            program.local(shard, DocumentTopics(), Message({"H": np.ones(shape)}))
+            program.local(shard, LDAPartyState(), Message({"H": np.ones(shape)}))
     program = FederatedLDA(TOPICS, starts_over=False)
     with pytest.raises(ShapeError, match="Start without them"):
-        program.local(shard, DocumentTopics(np.ones((99, TOPICS))), Message({"H": np.ones((TOPICS, WORDS))}))
+        program.local(shard, LDAPartyState(np.ones((99, TOPICS))), Message({"H": np.ones((TOPICS, WORDS))}))
     with pytest.raises(ShapeError, match="words"):
         program.solver.solve_rows(shard.matrix, np.ones((WORDS + 1, TOPICS)))
 

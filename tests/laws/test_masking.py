@@ -36,9 +36,9 @@ from partsong.errors import (
 )
 from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.private import MASKED_BOUND, party_private, row_private
-from partsong.methods.relay import exact_after
-from partsong.methods.secure_sketched import SketchedStatistics
+from partsong.methods.private import EXACT_SUM_BOUND, party_private, row_private
+from partsong.methods.secure_sketched import SketchedSums
+from partsong.methods.two_stage import exact_after
 from partsong.privacy.randomness import InsecureSource, system_source
 from partsong.secure_aggregation import client, crypto, secret_sharing
 from partsong.secure_aggregation import messages as admission
@@ -200,7 +200,7 @@ RECIPES = {
     "syn-ssd-u": build("syn-ssd-u", 4, local_steps=3),
     "syn-ssd-v": build("syn-ssd-v", 4, local_steps=3),
     "syn-ssd-uv": build("syn-ssd-uv", 4, local_steps=3),
-    "secure dsanls": SketchedStatistics(4, Gaussian(4 * 4), is_guarded=False),
+    "secure dsanls": SketchedSums(4, Gaussian(4 * 4), is_guarded=False),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=3),
     "by sums, then exact": exact_after(build("fnmf-by-sums", 4, local_steps=3), 2),
     "fedavg, then exact": exact_after(build("fedavg", 4, local_steps=3), 2),
@@ -209,7 +209,7 @@ RECIPES = {
 PRIVATE_ROWS = row_private(
     4, epsilon=3.0, row_bound=10.0, rounds=4, source=lambda party, number: InsecureSource(1, party, number)
 )
-ROW_BOUNDS = {"gram": MASKED_BOUND, "cross": MASKED_BOUND}
+ROW_BOUNDS = {"gram": EXACT_SUM_BOUND, "cross": EXACT_SUM_BOUND}
 
 
 def reducible_programs():
@@ -297,7 +297,7 @@ def test_noise_in_shares_is_summed_over_as_many_as_share_it_and_within_its_bound
     for reduction, words in (
         (SecureSum(bounds=ROW_BOUNDS), r"as few as 3 parties.*needs 4.*fewest=4"),
         (SecureSum(fewest=4), r"'gram' may reach ±4.5036e\+15, not ±1e\+09.*bounds=\{'gram'"),
-        (SecureSum(fewest=4, bounds={"gram": MASKED_BOUND}), r"by PrivateStatistics 'cross' may reach"),
+        (SecureSum(fewest=4, bounds={"gram": EXACT_SUM_BOUND}), r"by PrivateSums 'cross' may reach"),
     ):
         with pytest.raises(CompositionError, match=words):
             next(iter(engine.run(program, shards, Schedule(2, 3), reduction=reduction)))
@@ -341,7 +341,7 @@ def test_sketched_programs_run_masked(variant):
     openly = run_openly(program, shards, 8)[-1].model["H"]
     masked = list(Sequential().run(program, shards, Schedule(8, 3), reduction=SecureSum(bound=1e5)))[-1]
     assert_allclose(masked.model["H"], openly, rtol=1e-6, atol=1e-8)
-    hidden = SketchedStatistics(4, Gaussian(9), budget="total")
+    hidden = SketchedSums(4, Gaussian(9), budget="total")
     in_the_open = run_openly(replace(hidden, is_guarded=False), shards, 5)[-1].model["H"]
     masked = list(Sequential().run(hidden, shards, Schedule(5, 3), reduction=SecureSum()))[-1]
     assert_allclose(masked.model["H"], in_the_open, rtol=1e-5, atol=1e-7)

@@ -124,7 +124,7 @@ def test_sums_under_masks_give_the_rows_of_all_parties_together(bits):
     moment = moment_of(rounded, 30, attack.unit_of("float64", step / min(sizes)))
     assert moment.is_recovered
     assert error_of(moment, X) < 1e-3
-    assert right(attack.rows_by_turning(moment, rounded).rows, X).sum() >= 28
+    assert right(attack.rows_by_rotation(moment, rounded).rows, X).sum() >= 28
 
 
 def test_the_number_of_rows_is_seen_in_the_crosses():
@@ -169,7 +169,7 @@ def test_conjugate_gradients_agree_with_the_dense_solution(monkeypatch):
 def test_rows_with_zeros_are_found(density):
     X = sparse(20, 300, density)
     pairs = recorded([X, sparse(20, 300, density, 1)], 10, 6)[0]
-    turned = attack.rows_by_turning(moment_of(pairs, 20, DOUBLE), pairs)
+    turned = attack.rows_by_rotation(moment_of(pairs, 20, DOUBLE), pairs)
     assert right(turned.rows, X).sum() >= 19
     assert turned.n_found >= 19
     assert right(turned.rows, X)[turned.is_found].all()
@@ -179,7 +179,7 @@ def test_rows_with_zeros_are_found(density):
 def test_float32_hides_no_rows(density):
     X = sparse(30, 300, density)
     pairs = recorded([X, sparse(30, 300, density, 1)], 15, 8, dtype=np.float32)[0]
-    turned = attack.rows_by_turning(moment_of(pairs, 30, SINGLE), pairs)
+    turned = attack.rows_by_rotation(moment_of(pairs, 30, SINGLE), pairs)
     assert right(turned.rows, X).sum() >= 28
     assert right(turned.rows, X)[turned.is_found].sum() >= 28
 
@@ -188,7 +188,7 @@ def test_float32_hides_no_rows(density):
 def test_rows_are_found_from_forty_rounds_of_a_solver_that_converges(m):
     parts = [sparse(40, m, 0.1, seed) for seed in range(5)]
     pairs = recorded(parts, 15, 40, dtype=np.float32)[0]
-    turned = attack.rows_by_turning(moment_of(pairs, 40, SINGLE), pairs)
+    turned = attack.rows_by_rotation(moment_of(pairs, 40, SINGLE), pairs)
     assert right(turned.rows, parts[0]).sum() >= 38
     assert turned.n_found >= 38
 
@@ -200,13 +200,13 @@ def test_rows_that_may_turn_do_not_count_as_found(size):
     pairs = recorded([X, others], 15, 8)[0]
     moment = moment_of(pairs, len(X), DOUBLE)
     assert moment.is_recovered
-    turned = attack.rows_by_turning(moment, pairs)
+    turned = attack.rows_by_rotation(moment, pairs)
     assert right(turned.rows, X)[turned.is_found].all()
     assert turned.n_found <= len(X) / 10
 
 
 def test_a_share_of_negative_numbers_is_not_found():
-    turned = attack.TurnedRows(np.ones((2, 3)), 1e-3, np.array([True, True]), attack.NEGATIVE)
+    turned = attack.RotatedRows(np.ones((2, 3)), 1e-3, np.array([True, True]), attack.NEGATIVE)
     assert turned.n_found == 0
 
 
@@ -218,7 +218,7 @@ def test_a_deadline_ends_the_search():
     pairs = recorded([X, sparse(40, 120, 0.3, 1)], 15, 10)[0]
     assert moment_of(pairs, 40, DOUBLE, deadline=time.monotonic() - 1) is None
     moment = moment_of(pairs, 40, DOUBLE)
-    assert attack.rows_by_turning(moment, pairs, deadline=time.monotonic() - 1) is None
+    assert attack.rows_by_rotation(moment, pairs, deadline=time.monotonic() - 1) is None
 
 
 def test_units_are_those_of_the_number_type_or_the_masks():

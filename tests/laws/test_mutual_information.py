@@ -9,7 +9,7 @@ from scipy import sparse
 
 from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
-from partsong.methods.mutual_information.batches import documents_of, operations
+from partsong.methods.mutual_information.batches import operations, to_documents
 from partsong.methods.mutual_information.critics import (
     ClippedBound,
     Concat,
@@ -63,9 +63,9 @@ def batch(kind="numpy", seed=0):
     W = rng.random((B, K))
     if kind == "torch":
         torch = pytest.importorskip("torch")
-        (bag,) = documents_of(as_matrix(torch.from_numpy(X).to_sparse_csr())).batches(B)
+        (bag,) = to_documents(as_matrix(torch.from_numpy(X).to_sparse_csr())).batches(B)
         return X, bag, W, lambda array: torch.from_numpy(array.copy())
-    (bag,) = documents_of(as_matrix(sparse.csr_array(X))).batches(B)
+    (bag,) = to_documents(as_matrix(sparse.csr_array(X))).batches(B)
     return X, bag, W, np.copy
 
 
@@ -209,7 +209,7 @@ def test_a_learned_critic_tells_documents_that_share_no_word():
     """Weights that say which document it is have more information than weights that say nothing."""
     X = np.kron(np.eye(4), np.ones((4, 3)))
     W_telling, W_dull = np.kron(np.eye(4), np.ones((4, 1))), np.ones((16, 4)) / 4
-    (bag,) = documents_of(as_matrix(sparse.csr_array(X))).batches(16)
+    (bag,) = to_documents(as_matrix(sparse.csr_array(X))).batches(16)
     critic = Concat(8, 16)
     information, seen = MutualInformation(1.0, critic, JensenShannon()), {}
     for name, W in (("telling", W_telling), ("dull", W_dull)):
@@ -226,7 +226,7 @@ def test_products_with_a_bag_are_those_with_its_rows():
         X, _, _, native = batch(kind)
         source = as_matrix(sparse.csr_array(X)) if kind == "numpy" else as_matrix(native(X))
         order = rng.permutation(B)
-        shuffled, F, out = documents_of(source).reordered(order), rng.random((V, 3)), rng.random((V, 2))
+        shuffled, F, out = to_documents(source).reordered(order), rng.random((V, 3)), rng.random((V, 2))
         for bag in shuffled.batches(3):
             rows, G = X[order][bag.first : bag.last], rng.random((len(bag), 2))
             on, before = operations(native(F)), native(out)
@@ -237,7 +237,7 @@ def test_products_with_a_bag_are_those_with_its_rows():
 
 def test_batches_are_nearly_equal_and_hold_every_document_once():
     for n in (1, 5, 64, 65, 130):
-        bags = list(documents_of(as_matrix(sparse.csr_array(np.eye(n)))).batches(64))
+        bags = list(to_documents(as_matrix(sparse.csr_array(np.eye(n)))).batches(64))
         assert [bag.first for bag in bags[1:]] == [bag.last for bag in bags[:-1]]
         assert (bags[0].first, bags[-1].last) == (0, n)
         sizes = [len(bag) for bag in bags]

@@ -13,8 +13,8 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.methods import build
-from partsong.methods.game import PlayInStrata
-from partsong.methods.relay import exact_after
+from partsong.methods.game import FederatedGame
+from partsong.methods.two_stage import exact_after
 from partsong.solvers.game import ConstantStep, Game
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
@@ -41,7 +41,7 @@ PROGRAMS = {
     "syn-sd": build("syn-sd", 4, local_steps=4),
     "asyn-ssd-v": build("asyn-ssd-v", 4, local_steps=4),
     "game": build("game", 4),
-    "game with a given step": PlayInStrata(4, game=Game(step=ConstantStep(0.01))),
+    "game with a given step": FederatedGame(4, game=Game(step=ConstantStep(0.01))),
     "consensus of games": build("game-consensus", 4, local_steps=4),
 }
 WITHOUT_A_COUNT_OF_PARTIES = [name for name in PROGRAMS if name != "fnmf paper" and not name.startswith("game")]

@@ -17,7 +17,7 @@ from partsong.engines.local import Sequential
 from partsong.errors import DataError
 from partsong.evaluation.metrics import potential
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.solvers.coupling import AlignedProximalTerm, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import InertialPalm
@@ -110,7 +110,7 @@ def test_no_step_of_a_party_raises_it(align, strength):
 
 
 def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
-    shards, program, plain = shards_of(), fnmf(), Consensus.start_party
+    shards, program, plain = shards_of(), fnmf(), LocalAveraging.start_party
 
     def start_party(self, shard, layout):
         if shard.name == "p1":
@@ -118,7 +118,7 @@ def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
         return plain(self, shard, layout)
 
     absent = following(program, shards, Schedule(3, 1, absent={i: frozenset({"p1"}) for i in range(3)}))
-    monkeypatch.setattr(Consensus, "start_party", start_party)
+    monkeypatch.setattr(LocalAveraging, "start_party", start_party)
     unwell = following(program, shards, Schedule(3, 1, on_party_error="skip"))
     assert [row.objective for row in unwell.history] == [row.objective for row in absent.history]
 

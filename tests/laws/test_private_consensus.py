@@ -16,8 +16,8 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.errors import BudgetSpent, CompositionError, DivergenceError, ParameterError, PartyError, ShapeError
 from partsong.evaluation.metrics import relative_error
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
-from partsong.methods.private import PrivateConsensus, _sizes, from_the_system, party_private
+from partsong.methods.averaging import LocalAveraging
+from partsong.methods.private import PrivateAveraging, _row_norms, party_private, system_noise
 from partsong.privacy.accounting import Ledger
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll
 from partsong.privacy.randomness import InsecureSource
@@ -48,7 +48,7 @@ def shards(factor=1.0, parties=4, seed=0):
 
 
 def private(name, multiplier=1.0, clip=0.5, most=ROUNDS, kind=ClippedGaussian):
-    return PrivateConsensus(RECIPES[name], kind(clip, multiplier), most, insecure)
+    return PrivateAveraging(RECIPES[name], kind(clip, multiplier), most, insecure)
 
 
 def rounds_of(program, engine=None, rounds=ROUNDS, of=None):
@@ -70,7 +70,7 @@ def test_nothing_but_a_noisy_H_leaves_and_the_weight_says_nothing(name, kind):
 
 def test_noise_averages_out_over_parties():
     """Cut off at the party it would not: of many parties with nothing to say the mean is the model they were sent."""
-    program = replace(private("fedavg"), mechanism=ClippedGaussian(1e-3, 300.0), source=from_the_system)
+    program = replace(private("fedavg"), mechanism=ClippedGaussian(1e-3, 300.0), source=system_noise)
     shard, layout = shards()[0], Layout.of(shards(), 1)
     _, model = program.start_server(layout)
     party = program.start_party(shard, layout)
@@ -94,7 +94,7 @@ def test_sequential_and_parallel_agree_to_the_bit(name):
 @pytest.mark.parametrize("factor", [1e-6, 1e6])
 def test_before_the_noise_uploads_are_within_the_radius_whatever_the_data(factor):
     clip = 0.01
-    faint = PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(clip, 1e-4), ROUNDS, insecure)
+    faint = PrivateAveraging(RECIPES["fedavg"], ClippedGaussian(clip, 1e-4), ROUNDS, insecure)
     before = None
     for done in rounds_of(faint, of=shards(factor)):
         if before is not None:
@@ -107,7 +107,7 @@ def test_two_releases_of_a_party_have_their_own_noise():
     uploads = [m["H"] for done in rounds_of(private("fedavg", 50.0)) for name, _, m in done.traffic if name == "p0"]
     assert len(uploads) == ROUNDS
     assert all(not np.array_equal(a, b) for i, a in enumerate(uploads) for b in uploads[:i])
-    again = PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(0.5, 50.0), ROUNDS)
+    again = PrivateAveraging(RECIPES["fedavg"], ClippedGaussian(0.5, 50.0), ROUNDS)
     first, second = (rounds_of(again, rounds=1)[0].traffic[0][2]["H"] for _ in range(2))
     assert not np.array_equal(first, second), "noise from the system is never the same twice, whatever the seed"
 
@@ -144,12 +144,12 @@ def test_the_ledger_of_a_run_is_that_of_its_releases():
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])
 def test_the_recipe_spends_its_budget_and_no_more(kind):
     program = party_private(RECIPES["fedavg"], epsilon=2.0, delta=1e-5, rounds=5, kind=kind)
-    spent = Ledger().after(program.release, program.most).epsilon(1e-5)
+    spent = Ledger().after(program.release, program.max_releases).epsilon(1e-5)
     assert 0.99 * 2.0 <= spent <= 2.0
 
 
 def test_with_hardly_any_noise_it_is_the_method_itself():
-    faint = PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(10.0, 1e-4), 30, insecure)
+    faint = PrivateAveraging(RECIPES["fedavg"], ClippedGaussian(10.0, 1e-4), 30, insecure)
     found, held = rounds_of(faint, rounds=30), shards()
     error = relative_error(faint.solver, held, faint.components(found[-1].checkpoint.server))
     openly = rounds_of(RECIPES["fedavg"], rounds=30)
@@ -166,11 +166,11 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped():
 
 def test_what_would_leave_without_noise_is_refused():
     with pytest.raises(CompositionError, match="counts"):
-        PrivateConsensus(build("fnmf-by-sums", RANK), ClippedGaussian(1.0, 1.0), 3)
+        PrivateAveraging(build("fnmf-by-sums", RANK), ClippedGaussian(1.0, 1.0), 3)
     with pytest.raises(CompositionError, match="no noise"):
-        PrivateConsensus(RECIPES["fedavg"], KeepAll(), 3)
+        PrivateAveraging(RECIPES["fedavg"], KeepAll(), 3)
     with pytest.raises(ParameterError, match="no round"):
-        PrivateConsensus(RECIPES["fedavg"], ClippedGaussian(1.0, 1.0), 0)
+        PrivateAveraging(RECIPES["fedavg"], ClippedGaussian(1.0, 1.0), 0)
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_a_model_that_could_make_some_data_fail_is_refused_before_data_are_looke
 
 def test_an_error_that_leaves_a_party_holds_no_number_from_its_data():
     """Engines tell everybody why a party is left out; the reason of a game says in which sweep it diverged."""
-    bare = Consensus(RANK, game=Game(step=ConstantStep(10.0)))
+    bare = LocalAveraging(RANK, game=Game(step=ConstantStep(10.0)))
     held, schedule = [*shards(1e-3)[:2], Shard("tall", as_matrix(1234.5 * shards()[2].matrix.X))], Schedule(1, 1)
     with pytest.raises(DivergenceError, match="range of floats"):
         list(Sequential().run(bare, held, schedule, reduction=PlainReduction()))
     told = set()
     for factor in (1.0, 7.0):
         grown = [*held[:2], Shard("tall", as_matrix(factor * held[2].matrix.X))]
-        program = PrivateConsensus(bare, ClippedGaussian(1.0, 1.0), 3, insecure)
+        program = PrivateAveraging(bare, ClippedGaussian(1.0, 1.0), 3, insecure)
         with pytest.raises(DivergenceError, match="not told") as caught:
             program.local(
                 grown[2],
@@ -218,4 +218,4 @@ def test_an_error_that_leaves_a_party_holds_no_number_from_its_data():
 @pytest.mark.parametrize("factor", [1e-250, 1e-160, 1e160, 1e250])
 def test_norms_are_right_where_no_float_holds_their_squares(factor):
     H = np.array([[3.0, 4.0], [0.0, 0.0]])
-    assert_allclose(_sizes(factor * H), [5 * factor, 1.0], rtol=1e-12)
+    assert_allclose(_row_norms(factor * H), [5 * factor, 1.0], rtol=1e-12)

@@ -29,7 +29,7 @@ from partsong.errors import (
 )
 from partsong.io.state_file import read_state, write_state
 from partsong.methods import build
-from partsong.methods.private import MASKED_BOUND, PrivateRows, PrivateStatistics, row_private
+from partsong.methods.private import EXACT_SUM_BOUND, PrivateSums, PrivateSumsPartyState, row_private
 from partsong.privacy.accounting import Budget, Ledger
 from partsong.privacy.randomness import InsecureSource
 from partsong.privacy.row_level import row_weights, whole_model
@@ -120,7 +120,7 @@ def test_with_little_noise_it_is_as_good_as_the_pooled_factorization(parties):
 def test_taking_a_row_away_moves_the_sums_by_no_more_than_the_radius(seed, rows, row_bound, weight_bound):
     rng = np.random.default_rng(seed)
     X = rng.gamma(0.3, size=(rows, M)) * 10.0 ** rng.integers(-3, 3, size=(rows, 1))
-    program = PrivateStatistics(K, 1.0, row_bound, weight_bound)
+    program = PrivateSums(K, 1.0, row_bound, weight_bound)
     H, gone = unit_rows(seed), int(rng.integers(rows))
     moved = distance(program, whole_sums(program, X, H), whole_sums(program, np.delete(X, gone, axis=0), H))
     assert moved <= program.noise(M).bounds.radius
@@ -129,7 +129,7 @@ def test_taking_a_row_away_moves_the_sums_by_no_more_than_the_radius(seed, rows,
 @given(seed=st.integers(0, 10**6), rows=st.integers(2, 40))
 def test_weights_of_a_row_do_not_change_by_a_bit_with_the_rows_beside_it(seed, rows):
     rng = np.random.default_rng(seed)
-    bounds = PrivateStatistics(K, 1.0, 2.0).noise(M).bounds
+    bounds = PrivateSums(K, 1.0, 2.0).noise(M).bounds
     whole, H = bounds.whole_rows(rng.gamma(0.3, size=(rows, M))), whole_model("p", unit_rows(seed), (K, M))
     together = row_weights(whole, H, bounds.row_unit, 5)
     apart = [row_weights(whole[i : i + 1], H, bounds.row_unit, 5) for i in range(rows)]
@@ -143,7 +143,7 @@ def test_sums_are_exactly_what_the_rows_add_one_by_one(seed, rows, form):
     """So that what one row changes is what it adds: of other rows not even the last unit moves."""
     rng = np.random.default_rng(seed)
     X = rng.gamma(0.3, size=(rows, M)) * (rng.random((rows, M)) < 0.6) * 3.0 ** rng.integers(-2, 3, size=(rows, 1))
-    program, H = PrivateStatistics(K, 1.0, 1.0, 0.4), unit_rows(seed)
+    program, H = PrivateSums(K, 1.0, 1.0, 0.4), unit_rows(seed)
     whole = whole_sums(program, form(X), H)
     single = [whole_sums(program, form(X[i : i + 1]), H) for i in range(rows)]
     assert_array_equal(whole.gram, sum(one.gram for one in single))
@@ -152,7 +152,7 @@ def test_sums_are_exactly_what_the_rows_add_one_by_one(seed, rows, form):
 
 def test_enough_sweeps_find_the_least_squares_weights():
     X, H = data(50), unit_rows(3)
-    bounds = PrivateStatistics(K, 1.0, 2 * longest(X)).noise(M).bounds
+    bounds = PrivateSums(K, 1.0, 2 * longest(X)).noise(M).bounds
     W = row_weights(bounds.whole_rows(X), whole_model("p", H, H.shape), bounds.row_unit, 300)
     exact = SquaredError(CoordinateDescent()).solve_rows(as_matrix(X), H.T.copy())
     np.testing.assert_allclose(W, exact, atol=1e-4 * longest(X))
@@ -160,7 +160,7 @@ def test_enough_sweeps_find_the_least_squares_weights():
 
 def test_a_row_far_beyond_the_bound_moves_the_sums_as_little_as_one_at_the_bound():
     X, H = data(40), unit_rows(0)
-    program = PrivateStatistics(K, 1.0, longest(X))
+    program = PrivateSums(K, 1.0, longest(X))
     at, beyond = X.copy(), X.copy()
     at[7] *= longest(X) / np.linalg.norm(X[7])
     beyond[7] = 1000 * at[7]
@@ -194,7 +194,7 @@ def test_what_leaves_is_the_whole_sums_and_the_noise_of_this_release_and_nothing
 
 def test_noise_is_fresh_in_every_release_and_has_the_stated_size():
     X = data(30)
-    program = PrivateStatistics(K, 2.0, longest(X))
+    program = PrivateSums(K, 2.0, longest(X))
     shard, H = Shard("p", as_matrix(X)), unit_rows(0)
     noise, bare = program.noise(M), whole_sums(program, X, H)
     state, unit = program.start_party(shard, Layout(("p",), M, SEED)), noise.bounds.weight_unit * noise.bounds.row_unit
@@ -215,7 +215,7 @@ def test_the_rounds_cost_what_dp_accounting_says_and_what_was_asked_for(epsilon,
     accountant.compose(dp_accounting.GaussianDpEvent(program.noise_multiplier), rounds)
     assert ledger.epsilon(DELTA) == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-3)
     assert 0.999 * epsilon < ledger.epsilon(DELTA) <= epsilon
-    assert Budget(epsilon, DELTA).rounds(program.release) == rounds == program.most
+    assert Budget(epsilon, DELTA).rounds(program.release) == rounds == program.max_releases
     assert (program.release.unit, program.release.relation) == ("row", "add-or-remove")
     assert ledger.is_secure
     assert not Ledger().after(replace(program, source=Seeded()).release).is_secure
@@ -231,9 +231,9 @@ def test_a_spent_budget_stops_before_the_round_that_would_exceed_it(engine):
     shard = shards_of(X)[0]
     spent = replace(program, source=lambda party, release: NoNoise())
     with pytest.raises(BudgetSpent, match="p0"):
-        spent.local(shard, PrivateRows(2), Message({"H": np.full((1, 1), np.nan)}))
+        spent.local(shard, PrivateSumsPartyState(2), Message({"H": np.full((1, 1), np.nan)}))
     with pytest.raises(AssertionError, match="noise was drawn"):
-        spent.local(shard, PrivateRows(1), Message({"H": unit_rows(0)}))
+        spent.local(shard, PrivateSumsPartyState(1), Message({"H": unit_rows(0)}))
 
 
 def test_a_checkpoint_keeps_the_count_and_not_the_rows(tmp_path):
@@ -253,7 +253,7 @@ def test_a_checkpoint_keeps_the_count_and_not_the_rows(tmp_path):
 
 def test_rows_are_brought_to_whole_units_once():
     X = data(20)
-    program, shard = PrivateStatistics(K, 1.0, 1.0), Shard("p", as_matrix(X))
+    program, shard = PrivateSums(K, 1.0, 1.0), Shard("p", as_matrix(X))
     state = program.start_party(shard, Layout(("p",), M, SEED))
     later, _ = program.local(shard, state, Message({"H": unit_rows(0)}))
     assert later.rows is state.rows
@@ -294,7 +294,7 @@ def test_under_much_noise_the_model_stays_finite_and_of_unit_rows(relation):
 
 
 def test_a_component_that_the_sums_kill_keeps_its_direction():
-    program = PrivateStatistics(K, 1.0, 1.0, ridge=0.0)
+    program = PrivateSums(K, 1.0, 1.0, ridge=0.0)
     server, _ = program.start_server(Layout(("p",), M, SEED))
     gram, cross = np.eye(K, dtype=np.int64) << 40, np.full((K, M), 1 << 40)
     cross[1] = -5
@@ -312,7 +312,7 @@ def test_noise_in_shares_needs_hidden_uploads_and_enough_parties():
         run(program, shards_of(X), 1)
     with pytest.raises(CompositionError, match="3 shares"):
         program.start_party(Shard("a", as_matrix(X)), Layout(("a", "b"), M, SEED))
-    masks = SecureSum(bounds={"gram": MASKED_BOUND, "cross": MASKED_BOUND})
+    masks = SecureSum(bounds={"gram": EXACT_SUM_BOUND, "cross": EXACT_SUM_BOUND})
     masked = run(program, shards_of(X), 2, reduction=masks)
     state, model = program.start_server(Layout.of(shards_of(X), SEED))
     uploads = [
@@ -329,12 +329,12 @@ def test_rows_that_cannot_be_bounded_are_refused_by_name(bad, form):
     X = data(30)
     X[20, 3] = bad
     with pytest.raises(DataError, match="p2"):
-        run(PrivateStatistics(K, 1.0, 1.0), shards_of(X, form=form), 1)
+        run(PrivateSums(K, 1.0, 1.0), shards_of(X, form=form), 1)
 
 
 def test_a_model_that_is_not_one_is_refused_before_anything_is_computed():
     X = data(10)
-    program = PrivateStatistics(K, 1.0, 1.0, source=lambda party, release: NoNoise())
+    program = PrivateSums(K, 1.0, 1.0, source=lambda party, release: NoNoise())
     shard = Shard("p", as_matrix(X))
     state = program.start_party(shard, Layout(("p",), M, SEED))
     for spoil in (np.nan, np.inf, -0.1, 1e200, 1.5):
@@ -356,7 +356,7 @@ def test_a_party_without_rows_sends_noise_like_any_other():
 
 
 def test_rows_with_unknown_cells_are_refused():
-    program = PrivateStatistics(K, 1.0, 1.0)
+    program = PrivateSums(K, 1.0, 1.0)
     X = sp.csr_array(data(10))
     with pytest.raises(CompositionError, match="ObservedMatrix"):
         program.start_party(Shard("p", ObservedMatrix.of_rows(X)), Layout(("p",), M, SEED))
@@ -385,7 +385,7 @@ def test_rows_with_unknown_cells_are_refused():
 )
 def test_settings_outside_their_range_are_refused(setting):
     with pytest.raises(ParameterError):
-        PrivateStatistics(**{"rank": K, "noise_multiplier": 1.0, "row_bound": 1.0, **setting})
+        PrivateSums(**{"rank": K, "noise_multiplier": 1.0, "row_bound": 1.0, **setting})
 
 
 @pytest.mark.parametrize("budget", [{"epsilon": 0.0}, {"epsilon": 1.0, "delta": 1.0}, {"epsilon": 1.0, "rounds": 0}])

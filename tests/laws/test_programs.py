@@ -23,14 +23,14 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.io.state_file import read_state, write_state
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.methods.init_modes import LocalInit
 from partsong.methods.private import row_private
-from partsong.methods.relay import exact_after
+from partsong.methods.two_stage import exact_after
 from partsong.solvers.game import DecayingStep, Game
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
@@ -60,10 +60,10 @@ PROGRAMS = {
     "fedavg": build("fedavg", 4, local_steps=3),
     "fedavg uniform": build("fedavg", 4, local_steps=3, weighted=False),
     "local only": build("local-only", 4, local_steps=5),
-    "consensus ipalm": Consensus(4, SquaredError(InertialPalm(inertia=0.2)), 3, LocalInit()),
+    "consensus ipalm": LocalAveraging(4, SquaredError(InertialPalm(inertia=0.2)), 3, LocalInit()),
     "consensus of games": build("game-consensus", 4, local_steps=3),
     "game": build("game", 4),
-    "game in a random order": PlayInStrata(4, game=Game(order=Shuffled(), step=DecayingStep(0.01))),
+    "game in a random order": FederatedGame(4, game=Game(order=Shuffled(), step=DecayingStep(0.01))),
     "lda": FederatedLDA(4, iterations=20),
 }
 

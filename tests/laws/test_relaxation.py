@@ -16,7 +16,7 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import ParameterError
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.sketch.crossing import Proportion
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import ProximalDescent
@@ -43,7 +43,9 @@ def one_at_a_time(rounds):
 
 def asyn(sketch=None, **settings):
     update = Relaxation(**settings)
-    return Consensus(4, SquaredError(ProximalDescent()), 3, aggregation=Mean(), server_update=update, sketch=sketch)
+    return LocalAveraging(
+        4, SquaredError(ProximalDescent()), 3, aggregation=Mean(), server_update=update, sketch=sketch
+    )
 
 
 def folded(update, start, arrivals):

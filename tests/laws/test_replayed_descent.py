@@ -13,7 +13,7 @@ from partsong.methods.mutual_information.descent import Descent
 torch = pytest.importorskip("torch")
 
 from partsong.methods.mutual_information import replay  # noqa: E402
-from partsong.methods.mutual_information.batches import documents_of  # noqa: E402
+from partsong.methods.mutual_information.batches import to_documents  # noqa: E402
 from partsong.topics.fitting import rows_on  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -30,7 +30,7 @@ def problem(device, seed=0, information=PARTS["none"]):
     draw = np.random.default_rng(seed)
     dense = draw.random((N, V)) * (draw.random((N, V)) < 0.2)
     dense[[3, 7]] = 0
-    documents = documents_of(rows_on(device, dense))
+    documents = to_documents(rows_on(device, dense))
 
     def native(array):
         return torch.from_numpy(array).to(device)
@@ -69,7 +69,7 @@ def test_learning(name, batch, device, monkeypatch):
 def test_settling(device, monkeypatch):
     descent = Descent(4, 5, 0.01, "document", PARTS["js"])
     documents, *start = problem(device, information=PARTS["js"])
-    step_by_step, again = both(lambda: descent.settle(documents, *start, np.random.default_rng(1)), monkeypatch)
+    step_by_step, again = both(lambda: descent.fit_weights(documents, *start, np.random.default_rng(1)), monkeypatch)
     assert float((step_by_step - again).abs().max()) < 1e-12
     assert float((step_by_step - start[0]).abs().max()) > 1e-3
 
@@ -118,14 +118,14 @@ def test_one_long_document_does_not_make_all_batches_long():
     counts = np.zeros((200, 500))
     counts[:, 0] = 1
     is_cuda = type("On", (), {"is_cuda": True})
-    assert replay.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
+    assert replay.is_worth_it(to_documents(rows_on("cpu", counts)), is_cuda, 4, 3)
     counts[7] = 1
-    assert not replay.is_worth_it(documents_of(rows_on("cpu", counts)), is_cuda, 4, 3)
+    assert not replay.is_worth_it(to_documents(rows_on("cpu", counts)), is_cuda, 4, 3)
 
 
 def test_steps_that_were_not_taken_are_told(monkeypatch):
     monkeypatch.setattr(replay, "is_worth_it", lambda *_: True)
-    monkeypatch.setattr(replay.Workbench, "_work", lambda *_: None)
+    monkeypatch.setattr(replay.ReplayBuffers, "_work", lambda *_: None)
     documents, *start = problem("cpu")
     with pytest.raises(PartsongError, match="0 of 5 recorded steps"):
         Descent(1, 5, 0.0123).run(documents, *start, np.random.default_rng(0))

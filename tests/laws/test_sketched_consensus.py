@@ -19,8 +19,8 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.io.state_file import read_state, write_state
-from partsong.methods.averaging import Consensus
-from partsong.methods.secure_sketched import SketchedConsensus
+from partsong.methods.averaging import LocalAveraging
+from partsong.methods.secure_sketched import SketchedAveraging
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.solvers.coupling import ProximalTerm
@@ -47,7 +47,7 @@ def shards_of(X, cuts=(20, 55)):
 
 def program_of(variant, inner=3, rule=ProximalDescent(), **more):
     rows, columns = VARIANTS[variant]
-    return SketchedConsensus(K, SquaredError(rule), inner, rows, columns, **more)
+    return SketchedAveraging(K, SquaredError(rule), inner, rows, columns, **more)
 
 
 def run(program, shards, rounds, engine=Sequential(), reduction=PlainReduction(), **more):
@@ -185,7 +185,7 @@ def test_all_parties_sketch_with_one_s2_whatever_their_rows():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: program_of("V"), lambda: Consensus(K, SquaredError(ProximalDescent()), 3, sketch=SOME)]
+    "make", [lambda: program_of("V"), lambda: LocalAveraging(K, SquaredError(ProximalDescent()), 3, sketch=SOME)]
 )
 def test_s1_is_the_partys_own(make):
     """Another secret is another run, and the shared seed alone does not tell S1."""
@@ -213,10 +213,10 @@ def test_agreeing_before_every_step_of_w_beats_agreeing_now_and_then():
     shards = shards_of(planted(), range(40, 400, 40))
     some, solver = Proportion(ratio=0.2), SquaredError(CoordinateDescent(1, 0.1, 0.1))
     programs = {
-        "SD": Consensus(10, solver, 50, aggregation=Mean()),
-        "U": SketchedConsensus(10, solver, 50, None, some),
-        "V": SketchedConsensus(10, solver, 50, some, None),
-        "UV": SketchedConsensus(10, solver, 50, some, some),
+        "SD": LocalAveraging(10, solver, 50, aggregation=Mean()),
+        "U": SketchedAveraging(10, solver, 50, None, some),
+        "V": SketchedAveraging(10, solver, 50, some, None),
+        "UV": SketchedAveraging(10, solver, 50, some, some),
     }
     errors = {}
     for name, program in programs.items():
@@ -316,7 +316,7 @@ def test_rows_that_a_subsample_leaves_out_are_not_read(form):
 def test_a_sketched_consensus_step_is_the_serial_one():
     X = data()
     shards, rule = shards_of(X, ()), CoordinateDescent(1, 0.1, 0.1)
-    program = Consensus(K, SquaredError(rule), 3, aggregation=Mean(), sketch=SOME)
+    program = LocalAveraging(K, SquaredError(rule), 3, aggregation=Mean(), sketch=SOME)
     done = run(program, shards, 2)[-1]
     Ht = stream(SEED, "start").random((M, K))
     W = program.solver.solve_rows(as_matrix(X), Ht)
@@ -332,7 +332,7 @@ def test_a_sketched_consensus_step_is_the_serial_one():
 @pytest.mark.parametrize("coupling", [{}, {"coupling": ProximalTerm(0.3)}], ids=["alone", "pulled"])
 def test_a_consensus_sketch_that_keeps_all_rows_changes_nothing(coupling):
     shards = shards_of(data())
-    program = Consensus(K, SquaredError(ProximalDescent()), 3, aggregation=Mean(), **coupling)
+    program = LocalAveraging(K, SquaredError(ProximalDescent()), 3, aggregation=Mean(), **coupling)
     plain, kept = (run(p, shards, 4)[-1].model["H"] for p in (program, replace(program, sketch=Proportion(ratio=1.0))))
     assert_allclose(plain, kept, rtol=1e-7, atol=1e-9)
 
@@ -369,12 +369,12 @@ def test_weighted_means_follow_the_rows():
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: SketchedConsensus(0), ParameterError),
-        (lambda: SketchedConsensus(K, inner=0), ParameterError),
-        (lambda: SketchedConsensus(K, SquaredError(ProximalDescent(), momentum=Extrapolation())), CompositionError),
-        (lambda: SketchedConsensus(K, aggregation=FixedPoint()), CompositionError),
+        (lambda: SketchedAveraging(0), ParameterError),
+        (lambda: SketchedAveraging(K, inner=0), ParameterError),
+        (lambda: SketchedAveraging(K, SquaredError(ProximalDescent(), momentum=Extrapolation())), CompositionError),
+        (lambda: SketchedAveraging(K, aggregation=FixedPoint()), CompositionError),
         (
-            lambda: Consensus(K, SquaredError(ProximalDescent(), momentum=Extrapolation()), sketch=SOME),
+            lambda: LocalAveraging(K, SquaredError(ProximalDescent(), momentum=Extrapolation()), sketch=SOME),
             CompositionError,
         ),
     ],

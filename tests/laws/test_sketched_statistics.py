@@ -17,7 +17,7 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.io.state_file import read_state, write_state
-from partsong.methods.secure_sketched import SketchedStatistics
+from partsong.methods.secure_sketched import SketchedSums
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.recovery import most_sketches, recover_from_sketches
@@ -76,7 +76,7 @@ class Stacked:
 @pytest.mark.parametrize("columns", [None, SOME], ids=["exact W", "sketched W"])
 def test_any_split_is_the_serial_method_with_the_stacked_sketch(columns):
     X, rule = data(), CoordinateDescent(1, 0.1, 0.1)
-    program = SketchedStatistics(K, Gaussian(4), SquaredError(rule), columns, is_guarded=False)
+    program = SketchedSums(K, Gaussian(4), SquaredError(rule), columns, is_guarded=False)
     shards = shards_of(X)
     done = run(program, shards, 8)[-1]
     Ht, W = stream(SEED, "start").random((M, K)), None
@@ -95,7 +95,7 @@ def test_any_split_is_the_serial_method_with_the_stacked_sketch(columns):
 @pytest.mark.parametrize("kind", [Gaussian, CountSketch, Hadamard], ids=lambda kind: kind.__name__)
 def test_sketches_that_parties_draw_for_themselves_are_one_with_mean_identity(kind):
     """Also of a party with fewer rows than dimensions."""
-    program, shards = SketchedStatistics(K, kind(4), is_guarded=False), shards_of(data(12), (2, 7))
+    program, shards = SketchedSums(K, kind(4), is_guarded=False), shards_of(data(12), (2, 7))
     draws = 1000
     total = sum((S := all_rows(program, shards, t)) @ S.T for t in range(draws))
     assert_allclose(total / draws, np.eye(12), atol=0.12)
@@ -104,12 +104,12 @@ def test_sketches_that_parties_draw_for_themselves_are_one_with_mean_identity(ki
 
 def test_subsampling_is_refused_for_what_it_would_send():
     with pytest.raises(CompositionError, match="as they are"):
-        SketchedStatistics(K, Subsampling(4))
+        SketchedSums(K, Subsampling(4))
 
 
 @pytest.mark.parametrize("kind", [Gaussian, CountSketch], ids=lambda kind: kind.__name__)
 def test_engines_agree_in_any_order_and_runs_go_on_bit_for_bit(kind):
-    program, shards = SketchedStatistics(K, kind(4), columns_sketch=SOME, is_guarded=False), shards_of(data())
+    program, shards = SketchedSums(K, kind(4), columns_sketch=SOME, is_guarded=False), shards_of(data())
     whole = run(program, shards, 6)
     for other in (run(program, shards[::-1], 6), run(program, shards, 6, Parallel(3))):
         for one, two in zip(whole, other, strict=True):
@@ -122,7 +122,7 @@ def test_engines_agree_in_any_order_and_runs_go_on_bit_for_bit(kind):
 
 
 def test_only_declared_arrays_are_sent():
-    rounds = run(SketchedStatistics(K, Gaussian(4)), shards_of(data()), 4)
+    rounds = run(SketchedSums(K, Gaussian(4)), shards_of(data()), 4)
     for index, done in enumerate(rounds):
         expected = {"rows": (1,)} if index == 0 else {"data": (M, 4), "weights": (K, 4)}
         for party, _, message in done.traffic:
@@ -130,7 +130,7 @@ def test_only_declared_arrays_are_sent():
             assert done.bytes_up[party] == 8 * sum(int(np.prod(shape)) for shape in expected.values()) + 8
         assert set(done.model.arrays) == {"H", "turn"}
     assert rounds[-1].checkpoint.server.rows == 90
-    assert [SketchedStatistics(K, Gaussian(4)).turn(done.model).ends_round for done in rounds] == [
+    assert [SketchedSums(K, Gaussian(4)).turn(done.model).ends_round for done in rounds] == [
         False,
         True,
         True,
@@ -142,7 +142,7 @@ def test_only_declared_arrays_are_sent():
 def test_rows_are_found_from_enough_sketches_and_not_one_before(rows, d):
     """Of a single party from its uploads, and of all from the sums; the guard stops in between."""
     X = data(rows)
-    program, enough = SketchedStatistics(K, Gaussian(d), is_guarded=False), -(-rows // d)
+    program, enough = SketchedSums(K, Gaussian(d), is_guarded=False), -(-rows // d)
     assert most_sketches(rows, d) == enough - 1
     alone = shards_of(X, ())
     uploads = [done.traffic[0][2]["data"] for done in run(program, alone, enough + 1)[1:]]
@@ -160,7 +160,7 @@ def test_rows_are_found_from_enough_sketches_and_not_one_before(rows, d):
 
 
 def test_a_party_stops_where_its_own_rows_would_be_found():
-    program, shards = SketchedStatistics(K, Gaussian(4)), shards_of(data())
+    program, shards = SketchedSums(K, Gaussian(4)), shards_of(data())
     most = most_sketches(20, 4)
     assert most == 4
     assert len(run(program, shards, 1 + most)) == 1 + most
@@ -176,7 +176,7 @@ def test_a_party_stops_where_its_own_rows_would_be_found():
 
 
 def test_turns_count_whether_their_sketches_arrived_or_not():
-    program, shards = SketchedStatistics(K, Gaussian(4)), shards_of(data())
+    program, shards = SketchedSums(K, Gaussian(4)), shards_of(data())
     rounds = run(program, shards, 5, absent={2: frozenset({"p00"})})
     assert rounds[-1].checkpoint.parties["p00"].sent == 3
     with pytest.raises(PartyError, match="'p00' may have sent 4"):
@@ -184,7 +184,7 @@ def test_turns_count_whether_their_sketches_arrived_or_not():
 
 
 def test_a_server_that_forgets_what_it_got_gets_no_more_sketches():
-    program, shard = SketchedStatistics(K, Gaussian(4)), shards_of(data())[0]
+    program, shard = SketchedSums(K, Gaussian(4)), shards_of(data())[0]
     _, model = program.start_server(Layout.of([shard], 0))
     before = program.start_party(shard, Layout.of([shard], 0))
     told = set()
@@ -201,13 +201,13 @@ def test_a_server_that_forgets_what_it_got_gets_no_more_sketches():
 def test_a_party_with_fewer_rows_than_dimensions_sends_nothing_openly():
     shards = shards_of(data(), (3, 55))
     with pytest.raises(PartyError, match="'p00' may have sent 0 sketches"):
-        run(SketchedStatistics(K, Gaussian(4)), shards, 2)
-    done = run(SketchedStatistics(K, Gaussian(4), budget="total"), shards, 4, reduction=PairwiseMasks())[-1]
+        run(SketchedSums(K, Gaussian(4)), shards, 2)
+    done = run(SketchedSums(K, Gaussian(4), budget="total"), shards, 4, reduction=PairwiseMasks())[-1]
     assert np.isfinite(done.model["H"]).all()
 
 
 def test_under_masks_all_stop_where_all_rows_would_be_found():
-    program, shards = SketchedStatistics(K, Gaussian(9), budget="total"), shards_of(data())
+    program, shards = SketchedSums(K, Gaussian(9), budget="total"), shards_of(data())
     most = most_sketches(90, 9)
     assert most == 9
     masked = run(program, shards, 1 + most, reduction=PairwiseMasks())
@@ -220,7 +220,7 @@ def test_under_masks_all_stop_where_all_rows_would_be_found():
 
 
 def test_under_masks_every_sum_is_over_the_same_parties():
-    program, shards = SketchedStatistics(K, Gaussian(4), budget="total"), shards_of(data())
+    program, shards = SketchedSums(K, Gaussian(4), budget="total"), shards_of(data())
     with pytest.raises(ParameterError, match="'p01'"):
         run(program, shards, 4, reduction=PairwiseMasks(), absent={2: frozenset({"p01"})})
     own = replace(program, budget="own")
@@ -231,7 +231,7 @@ def test_under_masks_every_sum_is_over_the_same_parties():
 @pytest.mark.parametrize("kind", [Gaussian, CountSketch], ids=lambda kind: kind.__name__)
 def test_h_gets_good_within_the_budget(kind):
     X = data(900, 1)
-    program = SketchedStatistics(K, kind(12), is_guarded=kind is Gaussian)
+    program = SketchedSums(K, kind(12), is_guarded=kind is Gaussian)
     shards = shards_of(X, (300, 600))
     most = most_sketches(300, 12)
     errors = []
@@ -245,7 +245,7 @@ def test_h_gets_good_within_the_budget(kind):
 
 def test_sparse_rows_and_tensors_run_the_same():
     X = data() * (np.random.default_rng(1).random((90, M)) < 0.5)
-    program = SketchedStatistics(K, Gaussian(4), columns_sketch=SOME)
+    program = SketchedSums(K, Gaussian(4), columns_sketch=SOME)
     expected = run(program, shards_of(X), 5)[-1].model["H"]
     sparse = [replace(s, matrix=as_matrix(sp.csr_array(s.matrix.X))) for s in shards_of(X)]
     assert_allclose(run(program, sparse, 5)[-1].model["H"], expected, rtol=1e-8, atol=1e-10)
@@ -259,7 +259,7 @@ def test_sparse_rows_and_tensors_run_the_same():
 
 
 def test_checkpoints_can_be_written_and_read(tmp_path):
-    point = run(SketchedStatistics(K, Gaussian(4)), shards_of(data()), 3)[-1].checkpoint
+    point = run(SketchedSums(K, Gaussian(4)), shards_of(data()), 3)[-1].checkpoint
     write_state(tmp_path / "c.ckpt", point)
     again = read_state(tmp_path / "c.ckpt")
     assert again.parties["p01"].sent == 2
@@ -278,4 +278,4 @@ def test_checkpoints_can_be_written_and_read(tmp_path):
 )
 def test_what_does_not_go_together_is_refused_at_once(settings, error):
     with pytest.raises(error):
-        SketchedStatistics(**{"rank": K, "rows_sketch": Gaussian(4), **settings})
+        SketchedSums(**{"rank": K, "rows_sketch": Gaussian(4), **settings})

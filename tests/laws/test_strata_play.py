@@ -26,8 +26,8 @@ from partsong.errors import (
     UploadError,
 )
 from partsong.evaluation.equilibrium import equilibrium
-from partsong.methods.averaging import Consensus
-from partsong.methods.game import PlayInStrata
+from partsong.methods.averaging import LocalAveraging
+from partsong.methods.game import FederatedGame
 from partsong.solvers.game import (
     ConstantStep,
     DecayingStep,
@@ -72,7 +72,7 @@ def run(program, shards, exchanges=8, engine=Sequential(), resume=None, reductio
 
 @pytest.mark.parametrize(("parties", "columns"), [(1, 14), (3, 14), (4, 14), (5, 14), (4, 3), (7, 2)])
 def test_traffic_is_the_formula(parties, columns):
-    program, shards = PlayInStrata(K), shards_of(data(columns=columns), parties)
+    program, shards = FederatedGame(K), shards_of(data(columns=columns), parties)
     width = breadth(parties, columns)
     for done in run(program, shards, 2 * parties, Sequential(record=True)):
         for _, _, message in done.traffic:
@@ -93,7 +93,7 @@ def test_traffic_is_the_formula(parties, columns):
 
 def test_nothing_of_rows_or_weights_is_sent():
     shards = shards_of(data())
-    rounds = run(PlayInStrata(K), shards, 8, Sequential(record=True))
+    rounds = run(FederatedGame(K), shards, 8, Sequential(record=True))
     private = np.concatenate(
         [shard.matrix.X.ravel() for shard in shards]
         + [done.checkpoint.parties[shard.name].W.ravel() for done in rounds for shard in shards]
@@ -107,7 +107,7 @@ def test_nothing_of_rows_or_weights_is_sent():
 
 @pytest.mark.parametrize("name", GAMES)
 def test_engines_agree_to_the_bit_and_resumed_runs_are_uninterrupted(name):
-    program, shards = PlayInStrata(K, GAMES[name]), shards_of(data())
+    program, shards = FederatedGame(K, GAMES[name]), shards_of(data())
     whole = run(program, shards, 10)
     for engine in (Sequential(shuffle=5), Parallel(3)):
         for done, other in zip(whole, run(program, shards[::-1], 10, engine), strict=True):
@@ -123,7 +123,7 @@ def test_a_sweep_between_parties_is_a_sequential_play_of_all_cells(form):
     """Party p plays block (p + s) mod N in exchange s: one after the other, by hand, from the same start."""
     X, parties = data(), 4
     shards, step = shards_of(X, parties, form), ConstantStep(0.05)
-    program = PlayInStrata(K, Game(Raster(), step))
+    program = FederatedGame(K, Game(Raster(), step))
     Ht = stream(3, "start").random((M, K))
     weights = [first_weights(shard.matrix, Ht) for shard in shards]
     for done in run(program, shards, 8):
@@ -139,7 +139,7 @@ def test_a_sweep_between_parties_is_a_sequential_play_of_all_cells(form):
 @pytest.mark.parametrize("order", [Stratified(), Raster(), Simultaneous(), Alternating()], ids=repr)
 def test_one_party_plays_the_sweeps_of_a_game(order):
     matrix, game, step = as_matrix(data()), Game(order), SafeStep()
-    rounds = run(PlayInStrata(K, game), shards_of(data(), 1), 12)
+    rounds = run(FederatedGame(K, game), shards_of(data(), 1), 12)
     Ht = stream(3, "start").random((M, K))
     standing, pace, before = Standing(first_weights(matrix, Ht), Ht), 1.0, np.inf
     for done in rounds:
@@ -156,26 +156,26 @@ def test_one_party_plays_the_sweeps_of_a_game(order):
 def test_repeats_play_a_block_several_times():
     shards = shards_of(data(), 1)
     game = Game(Raster(), ConstantStep(0.05))
-    twice = run(PlayInStrata(K, game, repeats=2), shards, 3)[-1]
-    plain = run(PlayInStrata(K, game), shards, 6)[-1]
+    twice = run(FederatedGame(K, game, repeats=2), shards, 3)[-1]
+    plain = run(FederatedGame(K, game), shards, 6)[-1]
     assert_array_equal(twice.model["H"], plain.model["H"])
     for bad in (0, 1.5, True):
         with pytest.raises(ParameterError, match="repeats"):
-            PlayInStrata(K, repeats=bad)
+            FederatedGame(K, repeats=bad)
 
 
 def test_unlike_parties_reach_an_equilibrium_of_all_rows():
     """Steps that were those of a party's own norms would give the rows of each another weight."""
     X = data(60)
     X[:15] *= 30
-    shards, program = shards_of(X), PlayInStrata(K)
+    shards, program = shards_of(X), FederatedGame(K)
     done = run(program, shards, 4 * 400)[-1]
     W = np.concatenate([done.checkpoint.parties[shard.name].W for shard in shards])
     assert equilibrium(X, W, done.model["H"]).relative_epsilon < 2e-6
 
 
 def test_columns_without_a_party_wait_and_nothing_runs_away():
-    program, shards = PlayInStrata(K), shards_of(data())
+    program, shards = FederatedGame(K), shards_of(data())
     absent = {index: frozenset({"p01"}) for index in (1, 2, 5)} | {7: frozenset({"p00", "p02", "p03"})}
     before = None
     for done in run(program, shards, 12, absent=absent):
@@ -194,7 +194,7 @@ def test_columns_without_a_party_wait_and_nothing_runs_away():
 def test_a_given_step_is_not_called_too_large_because_somebody_comes_late():
     """The error that the game began with is that of everybody, whenever they began."""
     absent = {index: frozenset({"p02", "p03"}) for index in range(6)}
-    program, shards = PlayInStrata(K, Game(Raster(), ConstantStep(0.01))), shards_of(data())
+    program, shards = FederatedGame(K, Game(Raster(), ConstantStep(0.01))), shards_of(data())
     rounds = run(program, shards, 80, absent=absent)
     server = rounds[-1].checkpoint.server
     assert server.squared_norm == pytest.approx(np.square(data()).sum())
@@ -202,7 +202,7 @@ def test_a_given_step_is_not_called_too_large_because_somebody_comes_late():
 
 
 def test_more_parties_than_columns():
-    rounds = run(PlayInStrata(K), shards_of(data(30, 3), 6), 30)
+    rounds = run(FederatedGame(K), shards_of(data(30, 3), 6), 30)
     first, last = rounds[0].model["H"], rounds[-1].model["H"]
     assert last.shape == (K, 3)
     assert (last >= 0).all()
@@ -212,7 +212,7 @@ def test_more_parties_than_columns():
 @pytest.mark.parametrize("name", ["stratified", "random", "constant", "shaped"])
 def test_who_has_no_columns_in_an_exchange_does_not_play(name):
     shards, before = shards_of(data(30, 3), 6), None
-    for done in run(PlayInStrata(K, GAMES[name]), shards, 18, Sequential(record=True)):
+    for done in run(FederatedGame(K, GAMES[name]), shards, 18, Sequential(record=True)):
         for sender, _, message in done.traffic:
             first, last = span_of(int(message["place"][0]), 6, 3)
             if first == last:
@@ -224,20 +224,20 @@ def test_who_has_no_columns_in_an_exchange_does_not_play(name):
 
 def test_masks_would_hide_nothing_and_say_so():
     with pytest.raises(CompositionError, match=r"one party alone.*shared statistics"):
-        run(PlayInStrata(K), shards_of(data()), reduction=PairwiseMasks())
+        run(FederatedGame(K), shards_of(data()), reduction=PairwiseMasks())
 
 
 @pytest.mark.parametrize("order", [Simultaneous(), Alternating()], ids=repr)
 def test_all_at_once_takes_all_rows(order):
     with pytest.raises(CompositionError, match=r"takes all rows.*ProjectedGradient"):
-        run(PlayInStrata(K, Game(order)), shards_of(data()))
+        run(FederatedGame(K, Game(order)), shards_of(data()))
 
 
 def test_nobody_joins_a_game_that_has_begun():
     shards = shards_of(data())
-    begun = run(PlayInStrata(K), shards[:3], 3)[-1].checkpoint
+    begun = run(FederatedGame(K), shards[:3], 3)[-1].checkpoint
     with pytest.raises(PartyError, match=r"dealt out among 3 parties.*'p03' has a seat among 4|not 4 ×"):
-        run(PlayInStrata(K), shards, 5, resume=begun)
+        run(FederatedGame(K), shards, 5, resume=begun)
 
 
 @dataclass(frozen=True)
@@ -284,12 +284,12 @@ HOSTILE = {
 def test_hostile_uploads_are_refused(name, engine):
     change, error, words = HOSTILE[name]
     with pytest.raises(error, match=words):
-        run(Hostile(PlayInStrata(K), change), shards_of(data()), engine=engine)
+        run(Hostile(FederatedGame(K), change), shards_of(data()), engine=engine)
 
 
 @pytest.mark.parametrize("name", ["NaN", "negative"])
 def test_a_party_that_is_left_out_is_absent(name):
-    program, shards = PlayInStrata(K), shards_of(data())
+    program, shards = FederatedGame(K), shards_of(data())
     before = run(program, shards, 3)[-1].checkpoint
     spoiled = run(Hostile(program, HOSTILE[name][0]), shards, 6, resume=before, on_party_error="skip")
     absent = run(program, shards, 6, resume=before, absent={i: frozenset({"p01"}) for i in (3, 4, 5)})
@@ -304,12 +304,12 @@ def test_a_party_that_is_left_out_is_absent(name):
 @pytest.mark.parametrize("eta", [300.0, 1e30])
 def test_a_step_too_large_ends_a_run(order, step, parties, eta):
     with pytest.raises(DivergenceError, match="Take a smaller step, or a safe one"):
-        run(PlayInStrata(K, Game(order, step(eta))), shards_of(100 * data(), parties), 50 * parties)
+        run(FederatedGame(K, Game(order, step(eta))), shards_of(100 * data(), parties), 50 * parties)
 
 
 def test_a_run_away_is_an_outcome():
     """After the first sweep there is a model to keep."""
-    task = PlayInStrata(K, Game(Shuffled(), ConstantStep(0.1)))
+    task = FederatedGame(K, Game(Shuffled(), ConstantStep(0.1)))
     shards = shards_of(20 * data(), 1)
     rounds = Sequential().run(task, shards, Schedule(20, 3), reduction=PlainReduction())
     training = Training()
@@ -327,10 +327,10 @@ def test_meetings_that_settle_in_noise_are_no_run_away(order):
     X = data() * (np.random.default_rng(1).random((60, M)) < 0.7)
     shards = shards_of(X, 1)
     for eta in (0.02, 0.1):
-        program = PlayInStrata(K, Game(order, ConstantStep(eta)))
+        program = FederatedGame(K, Game(order, ConstantStep(eta)))
         done = run(program, shards, 400)[-1]
         settled = done.checkpoint
-        again = PlayInStrata(K, Game(order, ConstantStep(eta)))
+        again = FederatedGame(K, Game(order, ConstantStep(eta)))
         server, model = again.start_from(done.model["H"].T)
         weights = type(settled.parties["p00"])(0, 1, 5, settled.parties["p00"].W)
         resume = type(settled)(0, {"p00": weights}, server, model)
@@ -341,7 +341,7 @@ def test_meetings_that_settle_in_noise_are_no_run_away(order):
 @pytest.mark.parametrize("step", [SafeStep(), ConstantStep(1e-3)], ids=repr)
 def test_a_collapse_by_self_play_leaves_an_empty_model_and_says_so(step, parties):
     game = Game(step=step, self_play=ShrinkSmallest(0))
-    for program in (PlayInStrata(1, game), Consensus(1, game=game)):
+    for program in (FederatedGame(1, game), LocalAveraging(1, game=game)):
         shards = shards_of(data(), parties)
         measures = SimulationMeasures(program, shards)
         fit = FederatedFit(program, shards, Schedule(10, 3), StoppingRule(0.0), measures=measures)
@@ -350,15 +350,15 @@ def test_a_collapse_by_self_play_leaves_an_empty_model_and_says_so(step, parties
 
 
 def test_nothing_at_all_is_no_collapse():
-    rounds = run(PlayInStrata(K), [Shard("p00", as_matrix(np.zeros((5, 4))))], 5)
+    rounds = run(FederatedGame(K), [Shard("p00", as_matrix(np.zeros((5, 4))))], 5)
     assert not np.isnan(rounds[-1].model["H"]).any()
 
 
 @pytest.mark.parametrize("name", ["stratified", "random", "constant", "shaped"])
 def test_consensus_of_a_game_is_play_and_the_mean(name):
     shards, game, steps = shards_of(data(), 3), GAMES[name], 3
-    program = Consensus(K, game=game, steps=steps)
-    assert isinstance(program, Consensus)
+    program = LocalAveraging(K, game=game, steps=steps)
+    assert isinstance(program, LocalAveraging)
     Ht, own, paces = stream(3, "start").random((M, K)), {}, {}
     for done in run(program, shards, 3):
         mean = np.zeros((K, M))
@@ -379,11 +379,11 @@ def test_consensus_of_a_game_is_play_and_the_mean(name):
 @pytest.mark.parametrize("order", [Raster(), Stratified(), Simultaneous()], ids=repr)
 def test_consensus_of_a_game_with_too_large_a_step_ends(order):
     with pytest.raises(DivergenceError, match="Take a smaller step"):
-        run(Consensus(K, game=Game(order, ConstantStep(1e9)), steps=60), shards_of(data(), 3))
+        run(LocalAveraging(K, game=Game(order, ConstantStep(1e9)), steps=60), shards_of(data(), 3))
 
 
 def test_a_game_has_neither_sketch_nor_pull():
     from partsong.solvers.coupling import ProximalTerm
 
     with pytest.raises(CompositionError, match="without a pull"):
-        Consensus(K, game=Game(), coupling=ProximalTerm(0.1))
+        LocalAveraging(K, game=Game(), coupling=ProximalTerm(0.1))

@@ -23,9 +23,9 @@ from partsong.engines.rounds import sample_participants
 from partsong.errors import DataTypeError, DivergenceError, ParameterError
 from partsong.io.state_file import read_state, write_state
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import TopicParty, TopicRounds
+from partsong.methods.fednmf import DescentPartyState, FederatedDescent
 from partsong.methods.mutual_information import numpy_backend
-from partsong.methods.mutual_information.batches import documents_of, operations
+from partsong.methods.mutual_information.batches import operations, to_documents
 from partsong.methods.mutual_information.critics import (
     ClippedBound,
     Concat,
@@ -45,7 +45,7 @@ JS = MutualInformation(0.1, Concat(6, 9), JensenShannon())
 SEPARABLE = MutualInformation(0.5, Separable(hidden=12, embedding=5), rate=0.2)
 PROGRAMS = {
     "fednmf": fednmf(K, **SMALL),
-    "fednmf document": fednmf(K, weight_step="document", fits_first=True, **SMALL),
+    "fednmf document": fednmf(K, weight_step="document", warm_start_weights=True, **SMALL),
     "adagrad": fednmf(K, server="adagrad", **SMALL),
     "yogi": fednmf(K, server="yogi", **SMALL),
     "adam": fednmf(K, server="adam", server_rate=0.5, **SMALL),
@@ -89,7 +89,7 @@ def test_steps_of_both_factors_are_those_of_the_gradient(rank, kind):
     if kind == "torch":
         torch = pytest.importorskip("torch")
         native = lambda array: torch.from_numpy(np.ascontiguousarray(array))  # noqa: E731
-    (bag,) = documents_of(as_matrix(native(X))).batches(9)
+    (bag,) = to_documents(as_matrix(native(X))).batches(9)
     on, step, rate = operations(native(W)), 1e-6, 1e-5
 
     def slope(f, x):
@@ -119,14 +119,14 @@ def centralised(X, W, H, theta, information, draws, *, epochs, batch, rate):
                 H = np.maximum(0, H - rate * 2 / b * (W[S].T @ (W[S] @ H - X[S])))
                 gradient = 2 / b * ((W[S] @ H - X[S]) @ H.T)
                 if theta:
-                    (bag,) = documents_of(as_matrix(sparse.csr_array(X[S]))).batches(b)
+                    (bag,) = to_documents(as_matrix(sparse.csr_array(X[S]))).batches(b)
                     critic, bound = information.critic, information.bound
                     scores, trace = critic.scores(theta, critic.read(theta, bag), W[S])
                     gradient -= information.strength * critic.pull(theta, trace, bound.slopes(scores))
                 W[S] = np.maximum(0, W[S] - rate * gradient)
                 if theta:
                     scores, trace = critic.scores(theta, critic.read(theta, bag), W[S])
-                    critic.climb(theta, bag, trace, bound.slopes(scores), rate)
+                    critic.ascend(theta, bag, trace, bound.slopes(scores), rate)
     return W, H
 
 
@@ -199,7 +199,7 @@ def test_a_documents_own_step_does_not_shrink_with_the_batch():
     moves = {}
     for weight_step in ("batch", "document"):
         descent = Descent(1, len(X), 1e-7, weight_step)
-        moves[weight_step] = descent.run(documents_of(as_matrix(X)), W, Ht, {}, np.random.default_rng(1)).W - W
+        moves[weight_step] = descent.run(to_documents(as_matrix(X)), W, Ht, {}, np.random.default_rng(1)).W - W
     assert_allclose(moves["document"], len(X) * moves["batch"], rtol=1e-3, atol=1e-12)
 
 
@@ -345,7 +345,7 @@ def test_no_batch_is_ever_dense(strength):
     X = sparse.random(3 * batch, wide, 5 / wide, format="csr", random_state=0, dtype=np.float32)
     program, shard = fednmf_mi(4, strength=strength, epochs=1, batch=batch), Shard("a", as_matrix(X), 1)
     _, model = program.start_server(Layout.of([shard], 0))
-    state, _ = program.local(shard, TopicParty(), model)
+    state, _ = program.local(shard, DescentPartyState(), model)
     tracemalloc.start()
     program.local(shard, state, model)
     peak = tracemalloc.get_traced_memory()[1]
@@ -374,7 +374,7 @@ def test_weights_stay_at_a_party_until_it_comes_again():
 
 def total_loss(program, shard, W, model):
     """L over all documents of a party as one batch."""
-    (bag,) = documents_of(shard.matrix).batches(len(W))
+    (bag,) = to_documents(shard.matrix).batches(len(W))
     information = program.descent.information
     theta = {name[6:]: array for name, array in model.arrays.items() if name != "H"}
     scores, _ = information.critic.scores(theta, information.critic.read(theta, bag), W)
@@ -398,7 +398,7 @@ def test_weights_alone_descend_to_the_fit():
     X, rng = counts()[0], np.random.default_rng(0)
     matrix, Ht = as_matrix(sparse.csr_array(X)), rng.random((V, K))
     descent = Descent(4000, 8, 0.01, "document")
-    W = descent.settle(documents_of(matrix), np.ones((len(X), K)), Ht, {}, np.random.default_rng(1))
+    W = descent.fit_weights(to_documents(matrix), np.ones((len(X), K)), Ht, {}, np.random.default_rng(1))
     assert_allclose(W, PROGRAMS["fednmf"].solver.solve_rows(matrix, Ht), atol=1e-6)
 
 
@@ -437,7 +437,7 @@ def test_known_cells_are_no_documents():
 
     matrix = ObservedMatrix.__new__(ObservedMatrix)
     with pytest.raises(DataTypeError, match="single rows"):
-        documents_of(matrix)
+        to_documents(matrix)
 
 
 @pytest.mark.parametrize(
@@ -481,8 +481,8 @@ def test_names_are_those_of_parts():
 
 
 def test_a_part_is_changed_by_replacing_it():
-    program = TopicRounds(K, Descent(information=MutualInformation(0.2, Separable())))
-    assert replace(program, descent=replace(program.descent, information=NoInformation())) == TopicRounds(K)
+    program = FederatedDescent(K, Descent(information=MutualInformation(0.2, Separable())))
+    assert replace(program, descent=replace(program.descent, information=NoInformation())) == FederatedDescent(K)
 
 
 @pytest.mark.parametrize(("parties", "fraction", "count"), [(10, 0.2, 2), (10, 0.01, 1), (50, 0.2, 10), (3, 1.0, 3)])

@@ -30,7 +30,7 @@ from partsong.errors import (
 )
 from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload
-from partsong.methods.relay import exact_after
+from partsong.methods.two_stage import exact_after
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.training.loop import StoppingRule, Training, measured, train
 
@@ -460,8 +460,8 @@ def test_partial_plans_and_masks_need_a_word_of_consent(align):
         CompositionError, match=rf"PairwiseMasks hides .* 'H' .* alone: {type(align).__name__}"
     ) as caught:
         run(program, shards, reduction=PairwiseMasks())
-    assert "shows_lone_rows=True" in str(caught.value)
-    accepted = replace(program, upload=replace(program.upload, shows_lone_rows=True))
+    assert "allow_single_party_rows=True" in str(caught.value)
+    accepted = replace(program, upload=replace(program.upload, allow_single_party_rows=True))
     masked = run(accepted, shards, reduction=PairwiseMasks())
     assert_allclose(masked[-1].model["H"], run(program, shards)[-1].model["H"], rtol=1e-6, atol=1e-8)
 
@@ -470,7 +470,7 @@ def test_a_row_that_one_party_alone_has_matched_is_seen_in_the_sum():
     """What is consented to: where the count is 1, the sum is a row of one H_p as it is."""
     blocks = np.kron(np.eye(5), np.ones((1, 8)))
     model, own = blocks[:4].T.copy(), {"a": 2 * blocks[[0, 1, 2, 4]].T, "b": 3 * blocks[[0, 1, 4, 3]].T}
-    upload, aggregation = AlignedUpload(PartialAssignment(), shows_lone_rows=True), AlignedMean()
+    upload, aggregation = AlignedUpload(PartialAssignment(), allow_single_party_rows=True), AlignedMean()
     sent = [upload.message(Shard(name, as_matrix(data(6, 40))), Ht, model, False, 4) for name, Ht in own.items()]
     total = reduce(add, map(aggregation.lift, sent))
     assert_array_equal(total["counts"], [2, 2, 1, 1])

@@ -406,7 +406,7 @@ def test_parties_without_any_word_take_part():
 
 def test_words_that_are_too_long_stay_at_home():
     held = corpus() | {"p9": {"ü" * 20: 3, "ok": 1}, "p8": {"ü" * 20: 3, "ok": 1}}
-    with pytest.warns(LongWordsWarning, match=r"more than 32 bytes: 1 at 'p8', 1 at 'p9'\. .* larger longest_word"):
+    with pytest.warns(LongWordsWarning, match=r"more than 32 bytes: 1 at 'p8', 1 at 'p9'\. .* larger max_word_bytes"):
         agreement = openly(held, VocabularyAgreement(1, 2, words_expected=40))
     assert found(agreement) == {word: n for word, n in pooled(held, 1, 2).items() if word != "ü" * 20}
     longer = openly(held, VocabularyAgreement(1, 2, words_expected=40, longest=40))
@@ -438,7 +438,7 @@ def test_words_left_out_for_their_length_are_counted_at_their_party_and_nothing_
 
 def test_where_no_word_is_short_enough_the_error_says_so():
     rule = VocabularyAgreement(1, 2, words_expected=40)
-    with pytest.raises(DataError, match=r"No word meets the rule.* 2 different words .* larger longest_word"):
+    with pytest.raises(DataError, match=r"No word meets the rule.* 2 different words .* larger max_word_bytes"):
         openly({"a": {"ж" * 17: 2, "ж" * 18: 2}, "b": {"ж" * 17: 2}}, rule)
     with pytest.raises(DataError, match="No word meets the rule") as caught:
         openly({"a": {"cat": 2}, "b": {"dog": 2}}, rule)

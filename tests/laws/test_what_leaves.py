@@ -24,7 +24,7 @@ from partsong.errors import PartyError
 from partsong.methods import build
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.private import party_private, row_private
-from partsong.methods.relay import exact_after
+from partsong.methods.two_stage import exact_after
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "exposure.md").read_text("utf-8")
 K, M, ROWS, SEED = 3, 59, (37, 41, 43), 11

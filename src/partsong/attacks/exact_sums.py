@@ -21,21 +21,21 @@ from partsong.attacks.findings import (
     rows_error,
     span_error,
 )
-from partsong.attacks.moment import Moment, row_span, rows_by_turning, second_moment
+from partsong.attacks.moment import Moment, row_span, rows_by_rotation, second_moment
 from partsong.attacks.sparse_rows import lone_columns, rows_by_dictionary
-from partsong.attacks.transcript import Exchange, Scene, judged, misfit, numbers
+from partsong.attacks.transcript import AttackContext, Exchange, misfit, to_float64, with_error
 from partsong.core.interfaces import Message
 from partsong.core.streams import stream
 
 Pair = tuple[np.ndarray, np.ndarray]
 """gram WᵀW (k × k) and cross WᵀX (k × m) of one upload."""
-MOST_ROWS_BY_STEPS = 4
+MAX_ROWS_BY_STEPS = 4
 """Rows, up to which the known step of W settles what signs leave open."""
-MOST_ROWS_TURNED = 100
+MAX_ROWS_ROTATED = 100
 """Rows, up to which a turn is looked for: beyond, the search takes longer than its answer is worth."""
-MOST_ROWS_SOLVED = 400
+MAX_ROWS_SOLVED = 400
 """Rows, up to which XᵀX is solved for."""
-MOST_ROWS_IN_DICTIONARY = 200
+MAX_ROWS_IN_DICTIONARY = 200
 """Rows, up to which their weights are looked for as a dictionary."""
 DICTIONARY_FROM = 0.25
 """Directions for each row, from which the search for a dictionary has ever found one."""
@@ -61,76 +61,78 @@ Misfit = Callable[[np.ndarray], np.ndarray]
 """How far the uploads that rows (n × m) would have led to are from those that were seen."""
 
 
-def from_statistics(scene: Scene, party: str) -> list[Finding]:
+def attack_exact_sums(context: AttackContext, party: str) -> list[Finding]:
     """Everything that the sums of a party tell of its rows: of one row that row, of more what the search finds.
 
     Uploads of all recorded runs over as many rows count together; where they are not of the same rows, the search on
     one run alone finds more.
     """
     found: list[Finding] = []
-    runs = [one for one in (scene, *scene.others) if one.seen(party, "gram", "cross")]
+    runs = [one for one in (context, *context.others) if one.seen(party, "gram", "cross")]
     for run in runs:
-        alone = replace(run, others=(), clock=scene.clock)
+        alone = replace(run, others=(), clock=context.clock)
         one = replace(alone, others=tuple(other for other in runs if other is not run))
         if run is runs[0]:
             found = _of_sums(one, party)
-        if not one.others or any(each.array.startswith("X") for each in found) or scene.clock.is_over():
+        if not one.others or any(each.array.startswith("X") for each in found) or context.clock.is_over():
             break
         found = max(found, _of_sums(alone, party), key=len)
     return found
 
 
-def _of_sums(scene: Scene, party: str) -> list[Finding]:
-    seen = scene.seen(party, "gram", "cross")
-    is_told = "rows" in seen[0][1].arrays
-    n = round(float(seen[0][1]["rows"])) if is_told else 1
-    pairs = _pairs(scene, party, n, is_told)
+def _of_sums(context: AttackContext, party: str) -> list[Finding]:
+    seen = context.seen(party, "gram", "cross")
+    is_row_count_sent = "rows" in seen[0][1].arrays
+    n = round(float(seen[0][1]["rows"])) if is_row_count_sent else 1
+    pairs = _pairs(context, party, n, is_row_count_sent)
     if n == 1:
-        return _one_row(scene, party, pairs[0], is_told)
-    findings = _by_steps(scene, party, seen, pairs, n) if n <= min(len(pairs[0][0]), MOST_ROWS_BY_STEPS) else []
-    by_moment, n_found = _by_moment(scene, party, pairs, n)
+        return _one_row(context, party, pairs[0], is_row_count_sent)
+    findings = _by_steps(context, party, seen, pairs, n) if n <= min(len(pairs[0][0]), MAX_ROWS_BY_STEPS) else []
+    by_moment, n_found = _by_moment(context, party, pairs, n)
     findings += by_moment
     is_enough = DICTIONARY_FROM * n <= sum(len(gram) for gram, _ in pairs)
-    if n_found < n and is_enough and n <= MOST_ROWS_IN_DICTIONARY and not scene.clock.is_over():
-        findings += _by_dictionary(scene, party, pairs, n)
-    return findings + ([] if n_found == n else _by_lone_columns(scene, party, pairs))
+    if n_found < n and is_enough and n <= MAX_ROWS_IN_DICTIONARY and not context.clock.is_over():
+        findings += _by_dictionary(context, party, pairs, n)
+    return findings + ([] if n_found == n else _by_single_row_columns(context, party, pairs))
 
 
-def _pairs(scene: Scene, party: str, n: int, is_told: bool) -> list[Pair]:
+def _pairs(context: AttackContext, party: str, n: int, is_row_count_sent: bool) -> list[Pair]:
     """Gram and cross of all uploads; those of other runs as well, where they are over as many rows."""
     found = []
-    for one in (scene, *scene.others):
+    for one in (context, *context.others):
         for _, upload in one.seen(party, "gram", "cross"):
-            is_same = not is_told or ("rows" in upload.arrays and round(float(upload["rows"])) == n)
+            is_same = not is_row_count_sent or ("rows" in upload.arrays and round(float(upload["rows"])) == n)
             if is_same:
                 found.append(in_units(one.program, upload))
     return found
 
 
-def _one_row(scene: Scene, party: str, pair: Pair, is_told: bool) -> list[Finding]:
+def _one_row(context: AttackContext, party: str, pair: Pair, is_row_count_sent: bool) -> list[Finding]:
     w, x = row_from_statistics(*pair)
     doubt = float(np.linalg.norm(np.outer(w, x) - pair[1]) / max(float(np.linalg.norm(pair[1])), 1e-300))
-    if not is_told and doubt > UNCLEAR:
+    if not is_row_count_sent and doubt > UNCLEAR:
         return []
-    what = f"its only row, number by number, from one upload of WᵀW and WᵀX{'' if is_told else SUPPOSED}"
-    return judged(scene, Finding("statistics of one row", party, "X_p", x[None], what, doubt), matched_error)
+    what = f"its only row, number by number, from one upload of WᵀW and WᵀX{'' if is_row_count_sent else SUPPOSED}"
+    return with_error(context, Finding("statistics of one row", party, "X_p", x[None], what, doubt), matched_error)
 
 
-def _by_steps(scene: Scene, party: str, seen: Any, pairs: Sequence[Pair], n: int) -> list[Finding]:
+def _by_steps(context: AttackContext, party: str, seen: Any, pairs: Sequence[Pair], n: int) -> list[Finding]:
     """Rows of a party with n ≤ k: the signs of X and W, and the step of W that everybody knows."""
-    turned = rows_from_statistics(pairs, n, partial(misfit, scene.program, scene.layout, party, seen))
+    turned = rows_from_statistics(pairs, n, partial(misfit, context.program, context.layout, party, seen))
     if turned is None:
         return []
     what = f"its {n} rows: WᵀW and WᵀX leave a rotation open, and signs and the known step of W settle it"
-    return judged(scene, Finding("statistics of few rows", party, "X_p", turned[0], what, turned[1]), matched_error)
+    return with_error(
+        context, Finding("statistics of few rows", party, "X_p", turned[0], what, turned[1]), matched_error
+    )
 
 
-def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple[list[Finding], int]:
+def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int) -> tuple[list[Finding], int]:
     """The span of the rows once T·k ≥ n, XᵀX once T·k(k + 1) ≥ n(n + 1), then rows by their signs; how many rows."""
     every = max(1, sum(len(gram) for gram, _ in pairs) // (2 * n + 50))
     m, few = pairs[0][1].shape[1], pairs[::every]  # spread over all of them, and enough for the span of n rows
-    unit, height = scene.unit(pairs[0][1]), sum(len(gram) for gram, _ in few)
-    if n >= m or not scene.clock.has(height**2 * m * SVD_SECONDS):
+    unit, height = context.unit(pairs[0][1]), sum(len(gram) for gram, _ in few)
+    if n >= m or not context.clock.has(height**2 * m * SVD_SECONDS):
         return [], 0
     span = row_span([cross for _, cross in few], n, unit)
     if span is None:
@@ -138,21 +140,23 @@ def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple
     r = span.rank
     rest = "" if r == n else f" ({n - r} of them are zero, or combinations of others)"
     what = f"the span of its {n} rows{rest}, {MEMBERSHIP}"
-    findings = judged(scene, Finding("span of the rows", party, "span of X_p", span.basis, what, unit), span_error)
+    findings = with_error(
+        context, Finding("span of the rows", party, "span of X_p", span.basis, what, unit), span_error
+    )
     n_equations = sum(len(gram) * (len(gram) + 1) for gram, _ in pairs)
-    if r > MOST_ROWS_SOLVED or n_equations < r * (r + 1) or scene.clock.is_over():
+    if r > MAX_ROWS_SOLVED or n_equations < r * (r + 1) or context.clock.is_over():
         return findings, 0
-    moment = second_moment(pairs, span, unit, scene.clock.deadline)
+    moment = second_moment(pairs, span, unit, context.clock.deadline)
     if moment is None or not moment.is_recovered:
-        scene.clock.is_over()
+        context.clock.is_over()
         return findings, 0
     what = f"X_pᵀX_p of its {n} rows, by a linear solve from {len(pairs)} uploads: rows up to one turn of them all"
     solved = Finding("second moment", party, "second moment of X_p", _half(moment), what, moment.doubt)
-    findings += judged(scene, solved, moment_error)
-    if r > MOST_ROWS_TURNED or scene.clock.is_over():
+    findings += with_error(context, solved, moment_error)
+    if r > MAX_ROWS_ROTATED or context.clock.is_over():
         return findings, 0
-    turned = rows_by_turning(moment, pairs, deadline=scene.clock.deadline)
-    scene.clock.is_over()
+    turned = rows_by_rotation(moment, pairs, deadline=context.clock.deadline)
+    context.clock.is_over()
     if turned is None:
         return findings, 0
     rows, count = turned.rows[turned.is_found], turned.n_found
@@ -161,7 +165,7 @@ def _by_moment(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> tuple
         found = Finding("rows by their signs", party, "X_p", turned.rows, what, None)
     else:
         found = Finding("rows by their signs", party, "X_p", rows, what, turned.negative_share)
-    return findings + judged(scene, found, rows_error), count if r == n else min(count, n - 1)
+    return findings + with_error(context, found, rows_error), count if r == n else min(count, n - 1)
 
 
 def _half(moment: Moment) -> np.ndarray:
@@ -170,20 +174,20 @@ def _half(moment: Moment) -> np.ndarray:
     return np.asarray((vectors / np.sqrt(np.maximum(values, 1e-300))).T @ moment.basis)
 
 
-def _by_dictionary(scene: Scene, party: str, pairs: Sequence[Pair], n: int) -> list[Finding]:
+def _by_dictionary(context: AttackContext, party: str, pairs: Sequence[Pair], n: int) -> list[Finding]:
     """Rows of sparse data, far below the law: columns are combinations of few of the n weight vectors."""
-    found = rows_by_dictionary(pairs, n, deadline=scene.clock.deadline)
-    scene.clock.is_over()
+    found = rows_by_dictionary(pairs, n, deadline=context.clock.deadline)
+    context.clock.is_over()
     if found is None or not len(found.rows):
         return []
     array = "X_p" if found.is_scaled else "X_p up to a factor"
     what = f"{len(found.rows)} of its {n} rows: each column is made up of few weight vectors, which a search finds"
     doubt = found.gram_misfit if found.is_scaled else None  # rows whose grams do not fit were wrong in all trials
     finding = Finding("dictionary of sparse rows", party, array, found.rows, what, doubt)
-    return judged(scene, finding, partial(rows_error, is_scaled=found.is_scaled))
+    return with_error(context, finding, partial(rows_error, is_scaled=found.is_scaled))
 
 
-def _by_lone_columns(scene: Scene, party: str, pairs: Sequence[Pair]) -> list[Finding]:
+def _by_single_row_columns(context: AttackContext, party: str, pairs: Sequence[Pair]) -> list[Finding]:
     """Columns that one row alone has show its weights, from one upload on and for any number of rows.
 
     Columns that several rows have in proportion look the same, so that nothing is claimed without the truth.
@@ -191,7 +195,7 @@ def _by_lone_columns(scene: Scene, party: str, pairs: Sequence[Pair]) -> list[Fi
     crosses = [cross for _, cross in pairs if len(cross) >= LEAST_COLUMNS]
     if not crosses:
         return []
-    found = lone_columns(crosses, max(LEAST_ANGLE, ROUNDINGS * scene.unit(crosses[0])))
+    found = lone_columns(crosses, max(LEAST_ANGLE, ROUNDINGS * context.unit(crosses[0])))
     if not found.groups:
         return []
     count = sum(len(group) for group in found.groups)
@@ -202,7 +206,7 @@ def _by_lone_columns(scene: Scene, party: str, pairs: Sequence[Pair]) -> list[Fi
     values = np.zeros((len(found.groups), pairs[0][1].shape[1]))
     for row, (group, entries) in enumerate(zip(found.groups, found.values, strict=True)):
         values[row, group] = entries
-    return judged(scene, Finding("lone columns", party, "entries of X_p", values, what, None), lone_error)
+    return with_error(context, Finding("lone columns", party, "entries of X_p", values, what, None), lone_error)
 
 
 def lone_error(found: np.ndarray, rows: np.ndarray) -> float:
@@ -220,28 +224,28 @@ def lone_error(found: np.ndarray, rows: np.ndarray) -> float:
 
 def in_units(program: Any, upload: Message) -> Pair:
     """Gram and cross as real numbers, also of a program with noise, which sends whole numbers of public units."""
-    gram, cross = numbers(upload["gram"]), numbers(upload["cross"])
+    gram, cross = to_float64(upload["gram"]), to_float64(upload["cross"])
     if not hasattr(program, "noise"):
         return gram, cross
     bounds = program.noise(cross.shape[1]).bounds
     return gram * bounds.weight_unit**2, cross * (bounds.weight_unit * bounds.row_unit)
 
 
-def from_differences(scene: Scene, party: str) -> list[Finding]:
+def attack_differences(context: AttackContext, party: str) -> list[Finding]:
     """Rows that a party has added or removed between two runs in which it answered the same model.
 
     The two uploads differ by the sums of these rows alone, which are then attacked as the sums of a small party.
     """
     findings = []
-    for other in scene.others:
-        difference = _difference(scene, other, party)
+    for other in context.others:
+        difference = _difference(context, other, party)
         if difference is None:
             continue
         model, changed = difference
         n = round(float(changed["rows"]))
-        alone = replace(scene, exchanges=(Exchange({party: model}, {party: changed}),), others=(), truth={})
-        wanted = _changed_rows(scene, other, party)
-        for each in from_statistics(alone, party):
+        alone = replace(context, exchanges=(Exchange({party: model}, {party: changed}),), others=(), truth={})
+        wanted = _changed_rows(context, other, party)
+        for each in attack_exact_sums(alone, party):
             what = f"of {n} rows that were added or removed between two runs with one first model: {each.what}"
             found = replace(each, attack="difference of two runs", what=what)
             if wanted is not None and found.array.startswith("X") and found.recovered is not None:
@@ -250,31 +254,31 @@ def from_differences(scene: Scene, party: str) -> list[Finding]:
     return findings
 
 
-def _difference(scene: Scene, other: Scene, party: str) -> tuple[Message, Message] | None:
+def _difference(context: AttackContext, other: AttackContext, party: str) -> tuple[Message, Message] | None:
     """A model that was answered in both runs, and the larger upload less the smaller; None where there is none."""
-    for model, upload in scene.seen(party, "gram", "cross", "rows"):
+    for model, upload in context.seen(party, "gram", "cross", "rows"):
         for model_before, before in other.seen(party, "gram", "cross", "rows"):
             if not _is_same(model, model_before):
                 continue
             sign = np.sign(round(float(upload["rows"]) - float(before["rows"])))
             if sign:
                 names = ("gram", "cross", "rows")
-                arrays = {name: sign * (numbers(upload[name]) - numbers(before[name])) for name in names}
+                arrays = {name: sign * (to_float64(upload[name]) - to_float64(before[name])) for name in names}
                 return model, Message(arrays)
     return None
 
 
 def _is_same(model: Message, other: Message) -> bool:
     """Whether W is fitted to the same H, whatever else the models say."""
-    H, K = (numbers(one["H"]).astype(np.float32) if "H" in one.arrays else None for one in (model, other))
+    H, K = (to_float64(one["H"]).astype(np.float32) if "H" in one.arrays else None for one in (model, other))
     return H is not None and K is not None and np.array_equal(H, K)
 
 
-def _changed_rows(scene: Scene, other: Scene, party: str) -> np.ndarray | None:
+def _changed_rows(context: AttackContext, other: AttackContext, party: str) -> np.ndarray | None:
     """Rows of one run that the other does not have, where both are known."""
-    if party not in scene.truth or party not in other.truth:
+    if party not in context.truth or party not in other.truth:
         return None
-    ours, theirs = scene.truth[party], other.truth[party]
+    ours, theirs = context.truth[party], other.truth[party]
     larger, smaller = (ours, theirs) if len(ours) >= len(theirs) else (theirs, ours)
     known = {row.tobytes() for row in np.ascontiguousarray(smaller)}
     return np.array([row for row in larger if np.ascontiguousarray(row).tobytes() not in known]).reshape(
@@ -336,11 +340,11 @@ def rows_from_statistics(
         return None
 
     def negative(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
-        return np.minimum(_turned(turn, start) @ frame, 0.0).ravel()
+        return np.minimum(_rotated(turn, start) @ frame, 0.0).ravel()
 
     def unexplained(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
         assert misfit is not None
-        rows = _turned(turn, start) @ Z
+        rows = _rotated(turn, start) @ Z
         return np.concatenate([np.minimum(rows, 0.0).ravel() / np.linalg.norm(Z), misfit(np.maximum(rows, 0.0))])
 
     draw, zero = stream(0, "leakage", "turns"), np.zeros(n_rows * (n_rows - 1) // 2)
@@ -348,11 +352,11 @@ def rows_from_statistics(
     for _ in range(INIT_MODES):
         start = np.linalg.qr(draw.standard_normal((n_rows, n_rows)))[0]
         settled = least_squares(negative, zero, args=(start,), max_nfev=100)
-        found.append(_guess(settled, start, Z))
+        found.append(_fit_of(settled, start, Z))
     kept = _different(sorted(found, key=lambda each: each.left))
     if misfit is not None:
         kept = [
-            _guess(least_squares(unexplained, zero, args=(each.O,), xtol=1e-15, max_nfev=60), each.O, Z)
+            _fit_of(least_squares(unexplained, zero, args=(each.O,), xtol=1e-15, max_nfev=60), each.O, Z)
             for each in kept
         ]
     best = min(kept, key=lambda each: each.left)
@@ -361,7 +365,7 @@ def rows_from_statistics(
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class RotationFit:
     """Rows, the turn that leads to them, what they leave unexplained, and how firmly that holds the turn."""
 
     rows: np.ndarray
@@ -370,13 +374,15 @@ class Guess:
     hold: float
 
 
-def _guess(settled: Any, start: np.ndarray, Z: np.ndarray) -> Guess:
+def _fit_of(settled: Any, start: np.ndarray, Z: np.ndarray) -> RotationFit:
     """`hold` is the least singular value of the derivative: near 0 there is a turn that changes nothing."""
-    O = _turned(settled.x, start)
-    return Guess(O @ Z, O, float(np.sqrt(2 * settled.cost)), float(np.linalg.svd(settled.jac, compute_uv=False)[-1]))
+    O = _rotated(settled.x, start)
+    return RotationFit(
+        O @ Z, O, float(np.sqrt(2 * settled.cost)), float(np.linalg.svd(settled.jac, compute_uv=False)[-1])
+    )
 
 
-def _different(found: list[Guess]) -> list[Guess]:
+def _different(found: list[RotationFit]) -> list[RotationFit]:
     """The best, and then the best of those that are other rows than all before, up to a few."""
     kept = found[:1]
     for each in found[1:]:
@@ -385,7 +391,7 @@ def _different(found: list[Guess]) -> list[Guess]:
     return kept
 
 
-def _turned(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
+def _rotated(turn: np.ndarray, start: np.ndarray) -> np.ndarray:
     """exp(A) start, for the skew A with these numbers above its diagonal."""
     n = len(start)
     A = np.zeros((n, n))

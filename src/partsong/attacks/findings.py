@@ -268,11 +268,11 @@ def severity_of(found: Sequence[PartyFindings]) -> PartyFindings:
     return max(found, key=lambda each: each.severity.severity)
 
 
-def first_names(names: Sequence[str]) -> str:
+def format_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
 def _counted(names: Sequence[str], parties: Sequence[PartyFindings]) -> str:
-    return f"{len(names)} of {len(parties)} {'party' if len(parties) == 1 else 'parties'} ({first_names(names)})"
+    return f"{len(names)} of {len(parties)} {'party' if len(parties) == 1 else 'parties'} ({format_names(names)})"

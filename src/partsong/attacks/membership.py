@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from partsong.attacks.exact_sums import SVD_SECONDS
-from partsong.attacks.transcript import Scene, numbers
+from partsong.attacks.transcript import AttackContext, to_float64
 from partsong.core.interfaces import Message, Shard
 from partsong.data.conversion import as_matrix
 
@@ -24,23 +24,23 @@ class MembershipTest:
     candidates: int
 
 
-def membership(scene: Scene, party: str, candidates: np.ndarray) -> list[MembershipTest]:
+def membership(context: AttackContext, party: str, candidates: np.ndarray) -> list[MembershipTest]:
     """Test candidates (c × m) against the sums of a party: by their residual to the span, and by signs.
 
     residual   ‖x − x BᵀB‖ / ‖x‖, B the span of all rows of WᵀX that were sent: small for a row that was used
     signs      how far WᵀX − w(x) xᵀ falls below zero, w(x) the weights that x would have had: not at all for one
     """
-    seen = scene.seen(party, "gram", "cross")
+    seen = context.seen(party, "gram", "cross")
     if not seen or not len(candidates):
         return []
-    truth = scene.truth.get(party)
+    truth = context.truth.get(party)
     rows, is_member = candidates, None
     if truth is not None:
         used = {np.ascontiguousarray(row).tobytes() for row in truth}
         strangers = np.array([np.ascontiguousarray(row).tobytes() not in used for row in candidates])
         rows = np.vstack([truth, candidates[strangers]])
         is_member = np.arange(len(rows)) < len(truth)
-    scores = {"residual": -_residuals(scene, party, rows), "signs": -_sign_slack(scene, party, rows)}
+    scores = {"residual": -_residuals(context, party, rows), "signs": -_sign_slack(context, party, rows)}
     n_members = None if truth is None else len(truth)
     return [
         MembershipTest(name, None if is_member is None else auc_of(score, is_member), n_members, len(candidates))
@@ -57,61 +57,65 @@ def auc_of(scores: np.ndarray, is_member: np.ndarray) -> float | None:
     return float((below + upto).mean() / (2 * len(strangers)))
 
 
-def _residuals(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
-    crosses = [numbers(upload["cross"]) for one in (scene, *scene.others) for _, upload in one.seen(party, "cross")]
+def _residuals(context: AttackContext, party: str, rows: np.ndarray) -> np.ndarray:
+    crosses = [
+        to_float64(upload["cross"]) for one in (context, *context.others) for _, upload in one.seen(party, "cross")
+    ]
     height, m = sum(len(cross) for cross in crosses), crosses[0].shape[1]
-    if not scene.clock.has(min(height, m) ** 2 * max(height, m) * SVD_SECONDS):
+    if not context.clock.has(min(height, m) ** 2 * max(height, m) * SVD_SECONDS):
         return np.full(len(rows), np.nan)
     stacked = np.vstack([cross / max(float(np.linalg.norm(cross)), 1e-300) for cross in crosses])
     _, values, basis = np.linalg.svd(stacked, full_matrices=False)
-    floor = scene.unit(crosses[0]) * values[0] * np.sqrt(max(stacked.shape))
+    floor = context.unit(crosses[0]) * values[0] * np.sqrt(max(stacked.shape))
     kept = basis[values > floor]
     sizes = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
     return np.asarray(np.linalg.norm(rows - rows @ kept.T @ kept, axis=1) / sizes)
 
 
-def _sign_slack(scene: Scene, party: str, rows: np.ndarray) -> np.ndarray:
+def _sign_slack(context: AttackContext, party: str, rows: np.ndarray) -> np.ndarray:
     """Σ_t ‖min(0, C_t − w_t(x) xᵀ)‖² / ‖w_t(x) xᵀ‖² of each candidate, whose work is done again."""
     slack = np.zeros(len(rows))
-    for upload, W in _replayed_weights(scene, party, rows):
+    for upload, W in _replayed_weights(context, party, rows):
         if upload is None:
             return np.full(len(rows), np.nan)
-        C = numbers(upload["cross"])
+        C = to_float64(upload["cross"])
         for i, (w, x) in enumerate(zip(W, rows, strict=True)):
             own = np.outer(w, x)
             slack[i] += float((np.minimum(0.0, C - own) ** 2).sum()) / max(float((own**2).sum()), 1e-300)
     return slack
 
 
-def largest_share(scene: Scene, party: str) -> float | None:
+def largest_share(context: AttackContext, party: str) -> float | None:
     """The largest share of one row in a row of WᵀX that was sent, ‖w_il x_i‖ / ‖Σ_i w_il x_i‖; None without the truth.
 
     Near one, that row is read from the upload as it is.
     """
-    rows, has_noise = scene.truth.get(party), scene.program.traits.release is not None
-    if rows is None or has_noise or not scene.seen(party, "gram", "cross"):
+    rows, has_noise = context.truth.get(party), context.program.traits.release is not None
+    if rows is None or has_noise or not context.seen(party, "gram", "cross"):
         return None
     sizes, largest = np.linalg.norm(rows, axis=1)[:, None], 0.0
-    for upload, W in _replayed_weights(scene, party, rows):
+    for upload, W in _replayed_weights(context, party, rows):
         if upload is None:
             return None
-        totals = np.maximum(np.linalg.norm(numbers(upload["cross"]), axis=1), 1e-300)
+        totals = np.maximum(np.linalg.norm(to_float64(upload["cross"]), axis=1), 1e-300)
         largest = max(largest, float((W * sizes / totals).max(initial=0.0)))
     return min(1.0, largest)
 
 
-def _replayed_weights(scene: Scene, party: str, rows: np.ndarray) -> Iterator[tuple[Message | None, np.ndarray]]:
+def _replayed_weights(
+    context: AttackContext, party: str, rows: np.ndarray
+) -> Iterator[tuple[Message | None, np.ndarray]]:
     """Each upload of WᵀX with the W of a party that has these rows; None for the upload once time is up."""
-    shard = Shard(party, as_matrix(np.ascontiguousarray(rows, scene.layout.dtype)), 0)
-    state = scene.program.start_party(shard, scene.layout)
-    for exchange in scene.exchanges:
+    shard = Shard(party, as_matrix(np.ascontiguousarray(rows, context.layout.dtype)), 0)
+    state = context.program.start_party(shard, context.layout)
+    for exchange in context.exchanges:
         model, upload = exchange.models.get(party), exchange.uploads.get(party)
         if model is None:
             continue
-        if scene.clock.is_over():
+        if context.clock.is_over():
             yield None, np.empty(0)
             return
-        state, _ = scene.program.local(shard, state, model)
+        state, _ = context.program.local(shard, state, model)
         W: Any = getattr(getattr(state, "inner", state), "W", None)  # of the leg that it is in
         if upload is not None and "cross" in upload.arrays and W is not None:
-            yield upload, numbers(W)
+            yield upload, to_float64(W)

@@ -294,7 +294,7 @@ def _factor(kernel: np.ndarray, ridge: float) -> tuple[np.ndarray, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedRows:
+class RotatedRows:
     """Rows (n × m), in any order, that have the second moment and are as little negative as a search could make them.
 
     `negative_share` is ‖min(OF, 0)‖ / ‖F‖ over rows and weights. `agreeing` marks rows on which two starts agree to 1 %
@@ -317,9 +317,9 @@ class TurnedRows:
         return self.agreeing & (self.negative_share <= self.most_negative)
 
 
-def rows_by_turning(
+def rows_by_rotation(
     moment: Moment, pairs: Sequence[Pair], *, seed: int = 0, starts: int = 3, deadline: float | None = None
-) -> TurnedRows | None:
+) -> RotatedRows | None:
     """Look for the orthogonal O with X = O Q^-½ B ≥ 0 and W_t = O Q^½ B C_tᵀ ≥ 0; None without a moment or time.
 
     Each start turns columns that are mutually least correlated to the axes and continues by Procrustes steps and RAAR
@@ -352,7 +352,7 @@ def rows_by_turning(
         if not found:
             return None
     share, O = found[0]
-    return TurnedRows(np.maximum(O @ Z, 0.0), share, agreeing, most)
+    return RotatedRows(np.maximum(O @ Z, 0.0), share, agreeing, most)
 
 
 def _frames(half: np.ndarray, pairs: Sequence[Pair]) -> np.ndarray:

@@ -19,9 +19,9 @@ from partsong.attacks.findings import (
     matched_error,
     span_error,
 )
-from partsong.attacks.transcript import Scene, judged, numbers
+from partsong.attacks.transcript import AttackContext, to_float64, with_error
 from partsong.core.interfaces import Message
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.sketch.kinds import ChosenCoordinates
 from partsong.sketch.operator import Operator
 from partsong.sketch.recovery import recover_from_sketches
@@ -38,9 +38,9 @@ MOST_COLUMNS = 64
 
 def last_addend(total: Message, others: Sequence[Message]) -> Message:
     """What the last party added to a sum, for those who know the sum and added all the rest of it themselves."""
-    arrays = {name: numbers(array) for name, array in total.arrays.items()}
+    arrays = {name: to_float64(array) for name, array in total.arrays.items()}
     for other in others:
-        arrays = {name: array - numbers(other[name]) for name, array in arrays.items()}
+        arrays = {name: array - to_float64(other[name]) for name, array in arrays.items()}
     return Message(arrays, total.weight - sum(other.weight for other in others))
 
 
@@ -85,16 +85,16 @@ def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tu
     second number compares ‖x‖ with the one that the party told: for several rows, and for orders that are not
     column by column, it is not near 0.
     """
-    m = int(numbers(exchanges[0][0]["H"]).shape[1])
-    x, w, told = np.full(m, np.nan), np.empty(0), 0.0
+    m = int(to_float64(exchanges[0][0]["H"]).shape[1])
+    x, w, sent_norm = np.full(m, np.nan), np.empty(0), 0.0
     for model, upload in exchanges:
         sweep, _, blocks = (int(value) for value in model["turn"])
         if sweep > 0:
             break
-        H, sent, totals = numbers(model["H"]), numbers(upload["H"]), numbers(upload["totals"])
+        H, sent, totals = to_float64(model["H"]), to_float64(upload["H"]), to_float64(upload["totals"])
         if not w.size:
-            column_sums, told = H.sum(axis=0), float(totals[2])
-            fitted = max(0.0, told - float(totals[3])) / max(float(column_sums @ column_sums), 1e-300)
+            column_sums, sent_norm = H.sum(axis=0), float(totals[2])
+            fitted = max(0.0, sent_norm - float(totals[3])) / max(float(column_sums @ column_sums), 1e-300)
             w = np.full(len(H), np.sqrt(fitted))
         pace, row_size = (float(value) for value in model["pace"])
         sizes = row_size or mean_size(w[None]), mean_size(H.T)
@@ -104,7 +104,9 @@ def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tu
         w, x[first:last] = _met(w * scale, H[:, first:last] / scale, sent[:, : last - first] / scale, step)
         w = w / scale
     size = float(x @ x)
-    return x, abs(np.sqrt(size) - np.sqrt(told)) / np.sqrt(told) if np.isfinite(size) and told > 0 else float("inf")
+    return x, abs(np.sqrt(size) - np.sqrt(sent_norm)) / np.sqrt(sent_norm) if np.isfinite(
+        size
+    ) and sent_norm > 0 else float("inf")
 
 
 def _met(
@@ -138,52 +140,56 @@ def row_basis(factor: np.ndarray) -> np.ndarray:
     return np.asarray(rows[values > ROUNDING * max(values[0], 1e-300)])
 
 
-def from_factors(scene: Scene, party: str) -> list[Finding]:
+def attack_factors(context: AttackContext, party: str) -> list[Finding]:
     """What the row spaces of a small party's H_p share."""
-    seen = [(model, upload) for model, upload in scene.seen(party, "H") if "place" not in upload.arrays]
-    if hasattr(scene.program, "inner"):  # H_p moves little between the exchanges of one round
-        seen = [(model, upload) for model, upload in seen if int(model["turn"][1]) == scene.program.inner]
-    factors = [numbers(upload["H"]) for _, upload in seen]
+    seen = [(model, upload) for model, upload in context.seen(party, "H") if "place" not in upload.arrays]
+    if hasattr(context.program, "inner"):  # H_p moves little between the exchanges of one round
+        seen = [(model, upload) for model, upload in seen if int(model["turn"][1]) == context.program.inner]
+    factors = [to_float64(upload["H"]) for _, upload in seen]
     n = round(seen[0][1].weight) if seen else 0
     if not seen or n < 1 or not np.isfinite(seen[0][1].weight):
         return []
-    is_told = any(upload.weight != 1 for exchange in scene.exchanges for upload in exchange.uploads.values())
-    if len(factors) == 1 and is_told:
-        return _from_one_factor(scene, party, factors[0], n)
+    is_row_count_sent = any(
+        upload.weight != 1 for exchange in context.exchanges for upload in exchange.uploads.values()
+    )
+    if len(factors) == 1 and is_row_count_sent:
+        return _from_one_factor(context, party, factors[0], n)
     span = clearest_span(factors, n)
-    if span is None or (not is_told and (span[1] > UNCLEAR or _is_clear(clearest_span(factors, 2)))):
+    if span is None or (not is_row_count_sent and (span[1] > UNCLEAR or _is_clear(clearest_span(factors, 2)))):
         return []
     if n == 1:
         row = signed(span[0][0])[None]
-        told = "its only row up to a factor, as what all the H_p that it sent have in common"
-        told += "" if is_told else SUPPOSED
-        return judged(scene, Finding("history of H_p", party, "X_p up to a factor", row, told, span[1]), cosine_error)
-    told = f"the span of its {n} rows, as what all the H_p that it sent have in common"
-    return judged(scene, Finding("history of H_p", party, "span of X_p", span[0], told, span[1]), span_error)
+        what = "its only row up to a factor, as what all the H_p that it sent have in common"
+        what += "" if is_row_count_sent else SUPPOSED
+        return with_error(
+            context, Finding("history of H_p", party, "X_p up to a factor", row, what, span[1]), cosine_error
+        )
+    what = f"the span of its {n} rows, as what all the H_p that it sent have in common"
+    return with_error(context, Finding("history of H_p", party, "span of X_p", span[0], what, span[1]), span_error)
 
 
-def _from_one_factor(scene: Scene, party: str, H: np.ndarray, n: int) -> list[Finding]:
+def _from_one_factor(context: AttackContext, party: str, H: np.ndarray, n: int) -> list[Finding]:
     """X_p = W_p H_p (nearly) where there are no more rows than components; k − 1 numbers of each row stay open."""
     if n > len(H) or len(H) >= H.shape[1]:
         return []
-    told = f"a span of {len(H)} dimensions in which its {n} rows lie, as far as H_p fits them, {MEMBERSHIP}"
-    return judged(scene, Finding("one H_p", party, "row space of H_p", row_basis(H), told), span_error)
+    what = f"a span of {len(H)} dimensions in which its {n} rows lie, as far as H_p fits them, {MEMBERSHIP}"
+    return with_error(context, Finding("one H_p", party, "row space of H_p", row_basis(H), what), span_error)
 
 
 def _is_clear(span: tuple[np.ndarray, float] | None) -> bool:
     return span is not None and span[1] <= UNCLEAR
 
 
-def from_play(scene: Scene, party: str) -> list[Finding]:
+def attack_game(context: AttackContext, party: str) -> list[Finding]:
     """The row of a party with one row, from what it does to columns."""
-    seen = scene.seen(party, "H", "place", "totals")
-    if not (seen and isinstance(scene.program, PlayInStrata) and scene.program.repeats == 1):
+    seen = context.seen(party, "H", "place", "totals")
+    if not (seen and isinstance(context.program, FederatedGame) and context.program.repeats == 1):
         return []
-    x, doubt = row_from_play(seen, scene.program.game)
+    x, doubt = row_from_play(seen, context.program.game)
     if not doubt < SAME:
         return []
-    told = "its only row, number by number, from how the columns that it played have moved in the first sweep"
-    return judged(scene, Finding("columns before and after", party, "X_p", x[None], told, doubt), matched_error)
+    what = "its only row, number by number, from how the columns that it played have moved in the first sweep"
+    return with_error(context, Finding("columns before and after", party, "X_p", x[None], what, doubt), matched_error)
 
 
 def linear_rows(sketches: Sequence[np.ndarray], operators: Sequence[Operator], n_rows: int) -> np.ndarray:
@@ -237,55 +243,55 @@ def raw_coordinates(sketch: np.ndarray, operator: Operator) -> tuple[np.ndarray,
     return pattern.chosen, sketch * (operator.dimension / operator.size) ** 0.5
 
 
-def from_sketches(scene: Scene, party: str) -> list[Finding]:
+def attack_sketches(context: AttackContext, party: str) -> list[Finding]:
     """Theorem 3, and the same with X ≥ 0 and sparse."""
-    seen, counted = scene.seen(party, "data", "weights"), scene.seen(party, "rows")
+    seen, counted = context.seen(party, "data", "weights"), context.seen(party, "rows")
     if not seen or not counted:
         return []
     n = round(float(counted[0][1]["rows"][0]))
     turns = [int(model["turn"][0]) for model, _ in seen]
-    operators = [scene.program.operator(scene.layout.seed, party, n, turn) for turn in turns]
-    sketches = [numbers(upload["data"]) for _, upload in seen]
+    operators = [context.program.operator(context.layout.seed, party, n, turn) for turn in turns]
+    sketches = [to_float64(upload["data"]) for _, upload in seen]
     share = sum(operator.dimension for operator in operators) / n
     if share >= 1:
         X = linear_rows(sketches, operators, n)
-        told = f"its {n} rows by linear algebra: T·d/n = {share:.2f} of the equations needed are there"
+        what = f"its {n} rows by linear algebra: T·d/n = {share:.2f} of the equations needed are there"
         S, data = equations(sketches, operators, n)
         doubt = float(np.linalg.norm(S.T @ X - data) / max(float(np.linalg.norm(data)), 1e-300))
-        return judged(scene, Finding("sketches, linear", party, "X_p", X, told, doubt), matched_error)
+        return with_error(context, Finding("sketches, linear", party, "X_p", X, what, doubt), matched_error)
     S, data = equations(sketches, operators, n)
     data = data[:, :MOST_COLUMNS]
-    told = f"its {n} rows, if they are sparse, at T·d/n = {share:.2f} of the equations that linear algebra needs"
+    what = f"its {n} rows, if they are sparse, at T·d/n = {share:.2f} of the equations that linear algebra needs"
     columns = f"X_p[:, :{data.shape[1]}]"
 
     def measure(found: np.ndarray, rows: np.ndarray) -> float:
         return matched_error(found, rows[:, : found.shape[1]])
 
     X, doubt = sparse_rows(S, data), held_out_error(S, data)
-    return judged(scene, Finding("sketches, non-negative and sparse", party, columns, X, told, doubt), measure)
+    return with_error(context, Finding("sketches, non-negative and sparse", party, columns, X, what, doubt), measure)
 
 
-def from_raw_sketches(scene: Scene, party: str) -> list[Finding]:
+def attack_raw_sketches(context: AttackContext, party: str) -> list[Finding]:
     """Columns of H_p, or rows of W, that a subsampling sends as they are."""
-    program, layout, findings = scene.program, scene.layout, list[Finding]()
+    program, layout, findings = context.program, context.layout, list[Finding]()
     shared: Any = getattr(program, "columns_sketch", None)
     columns: dict[int, np.ndarray] = {}
-    for model, upload in scene.seen(party, "sketch") if shared is not None else ():
+    for model, upload in context.seen(party, "sketch") if shared is not None else ():
         outer, turn = (int(value) for value in model["turn"])
         S = shared.draw(layout.n_features, program.rank, layout.seed, "S2", outer * program.inner + turn)
-        columns |= _raw(numbers(upload["sketch"]), S)
+        columns |= _raw(to_float64(upload["sketch"]), S)
     if columns:
-        told = f"{len(columns)} of the {layout.n_features} columns of its H_p as they are: a subsampling hides nothing"
+        what = f"{len(columns)} of the {layout.n_features} columns of its H_p as they are: a subsampling hides nothing"
         found = np.array([columns[j] for j in sorted(columns)]).T
-        findings.append(Finding("raw coordinates", party, "columns of H_p", found, told, 0.0))
+        findings.append(Finding("raw coordinates", party, "columns of H_p", found, what, 0.0))
     rows: dict[int, np.ndarray] = {}
-    for model, upload in scene.seen(party, "sketched_W") if getattr(program, "n_rows", None) else ():
+    for model, upload in context.seen(party, "sketched_W") if getattr(program, "n_rows", None) else ():
         S = program.sketch.draw(program.n_rows, program.rank, layout.seed, "H", int(model["turn"][0]) // 2)
-        rows |= {i: w for i, w in _raw(numbers(upload["sketched_W"]), S).items() if w.any()}
+        rows |= {i: w for i, w in _raw(to_float64(upload["sketched_W"]), S).items() if w.any()}
     if rows:
-        told = f"{len(rows)} rows of its W, of {program.n_rows} of all nodes, as they were when they were drawn"
+        what = f"{len(rows)} rows of its W, of {program.n_rows} of all nodes, as they were when they were drawn"
         found = np.array([rows[i] for i in sorted(rows)])
-        findings.append(Finding("raw coordinates", party, "rows of W_p", found, told, 0.0))
+        findings.append(Finding("raw coordinates", party, "rows of W_p", found, what, 0.0))
     return findings
 
 

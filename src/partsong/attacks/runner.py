@@ -19,45 +19,45 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.plaintext import PlainReduction
-from partsong.attacks.exact_sums import from_differences, from_statistics
-from partsong.attacks.findings import Finding, Observer, PartyFindings, Recovery, SentArray, first_names, rows_within
+from partsong.attacks.exact_sums import attack_differences, attack_exact_sums
+from partsong.attacks.findings import Finding, Observer, PartyFindings, Recovery, SentArray, format_names, rows_within
 from partsong.attacks.membership import largest_share, membership
-from partsong.attacks.reconstruction import from_factors, from_play, from_raw_sketches, from_sketches
+from partsong.attacks.reconstruction import attack_factors, attack_game, attack_raw_sketches, attack_sketches
 from partsong.attacks.sums import (
     Uploads,
     as_one_party,
+    attack_complete_sums,
     complete_sums,
-    from_sums,
-    in_the_open,
-    less_all_others,
-    repeated,
-    summed,
+    plaintext_uploads,
+    recompute_uploads,
+    reconstruct_sums,
+    subtract_other_parties,
 )
-from partsong.attacks.transcript import Clock, Exchange, Scene, numbers, transcript
+from partsong.attacks.transcript import AttackContext, Clock, Exchange, to_float64, transcript
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Program, Reduction, Shard
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import ParameterError, UploadError
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.privacy.exposure import Exposure, Support, directions_of
 from partsong.training.traffic import Traffic
 
-ATTACKS: tuple[Callable[[Scene, str], list[Finding]], ...] = (
-    from_statistics,
-    from_differences,
-    from_sketches,
-    from_factors,
-    from_play,
-    from_raw_sketches,
+ATTACKS: tuple[Callable[[AttackContext, str], list[Finding]], ...] = (
+    attack_exact_sums,
+    attack_differences,
+    attack_sketches,
+    attack_factors,
+    attack_game,
+    attack_raw_sketches,
 )
 MASKED = "Single uploads were masked: only sums were visible, and only they were attacked."
 FROM_SUMS = "rows, their span, XᵀX, lone columns and sparse rows from sums over all parties"
 OUT_OF_TIME = "The time limit was hit ({seconds:g} s in all): the search was cut off, and a longer one may find more."
-NOT_ALL_KNOWN = (
+RARE_COLUMNS_UNKNOWN = (
     "The rarest column is not known without the rows: by the numbers, this is as if every cell had a value, and the "
     "true word may be worse. Give the rows by --data."
 )
-OF_ALL_ROWS = (
+ROW_COUNT_UNKNOWN = (
     "Under masks the number of a party's own rows is not known without them: by the numbers, this is as if it had the "
     "rows of all parties, and the true word is worse. Give the rows by --data."
 )
@@ -94,35 +94,37 @@ def attack(
     exchanges = transcript(traffic, program, layout, asynchronous=asynchronous)
     if not exchanges:
         return [_nothing_readable(layout)]
-    scene = Scene(exchanges, program, layout, {name: numbers(rows) for name, rows in (truth or {}).items()})
-    found = [finding for party in layout.parties for each in ATTACKS for finding in each(scene, party)]
-    return [*found, *from_sums(scene)]
+    context = AttackContext(
+        exchanges, program, layout, {name: to_float64(rows) for name, rows in (truth or {}).items()}
+    )
+    found = [finding for party in layout.parties for each in ATTACKS for finding in each(context, party)]
+    return [*found, *attack_complete_sums(context)]
 
 
 def _nothing_readable(layout: Layout) -> Finding:
-    told = (
+    what = (
         "sums, and no single upload: these are not the program's own arrays, because they are masked and look random. "
         "All parties but one can subtract their own addends from a sum"
     )
-    return Finding("masked uploads", ", ".join(layout.parties), "nothing", None, told)
+    return Finding("masked uploads", ", ".join(layout.parties), "nothing", None, what)
 
 
-def tried_on(scene: Scene, party: str) -> tuple[str, ...]:
+def applicable_attacks(context: AttackContext, party: str) -> tuple[str, ...]:
     """The attacks that have something to work on, in words; none says that there is none for such uploads."""
-    has_factors = [upload for _, upload in scene.seen(party, "H") if "place" not in upload.arrays]
-    is_game = isinstance(scene.program, PlayInStrata) and scene.program.repeats == 1
+    has_factors = [upload for _, upload in context.seen(party, "H") if "place" not in upload.arrays]
+    is_game = isinstance(context.program, FederatedGame) and context.program.repeats == 1
     attempts = {
         "rows, their span, XᵀX, lone columns and sparse rows from WᵀW and WᵀX": bool(
-            scene.seen(party, "gram", "cross")
+            context.seen(party, "gram", "cross")
         ),
-        "rows that changed between runs with one first model": bool(scene.others),
-        "rows from sketches, by linear algebra or as sparse ones": bool(scene.seen(party, "data", "weights")),
+        "rows that changed between runs with one first model": bool(context.others),
+        "rows from sketches, by linear algebra or as sparse ones": bool(context.seen(party, "data", "weights")),
         "what all H_p of a party with few rows have in common": len(has_factors) > 1,
         "the row space of the one H_p of a party with few rows": len(has_factors) == 1,
         "a single row from how the columns that it played have moved": is_game
-        and bool(scene.seen(party, "H", "place", "totals")),
+        and bool(context.seen(party, "H", "place", "totals")),
         "columns of H_p, or rows of W_p, that a sketch leaves as they are": bool(
-            scene.seen(party, "sketch") or scene.seen(party, "sketched_W")
+            context.seen(party, "sketch") or context.seen(party, "sketched_W")
         ),
     }
     return tuple(attempt for attempt, is_possible in attempts.items() if is_possible)
@@ -151,19 +153,19 @@ class RecordedRun:
     shards: Mapping[str, Shard] = field(default_factory=dict)
     truth: Mapping[str, Any] = field(default_factory=dict)
 
-    def scene(self) -> Scene:
+    def context(self) -> AttackContext:
         """The run as an attacker has it."""
         sizes = self._sizes()
-        known = {name: numbers(rows) for name, rows in self.truth.items()}
+        known = {name: to_float64(rows) for name, rows in self.truth.items()}
         known = {name: rows for name, rows in known.items() if sizes.get(name, len(rows)) == len(rows)}
         error: Any = getattr(self.reduction, "error", None) if self.reduction.hides_uploads else None
         step = None if error is None else float(error("cross", len(self.layout.parties)))
-        return Scene(self.exchanges(), self.program, self.layout, known, mask_error=step)
+        return AttackContext(self.exchanges(), self.program, self.layout, known, mask_error=step)
 
     def exchanges(self) -> list[Exchange]:
         """Uploads where they are open, and sums where they are hidden."""
         if self.reduction.hides_uploads:
-            return summed(self.traffic, self.program, self.layout, self.reduction)
+            return reconstruct_sums(self.traffic, self.program, self.layout, self.reduction)
         expected, trouble = self.program.upload_spec(self.layout), ""
         try:
             for party, phase, message in (each for sent in self.traffic for each in sent):
@@ -208,8 +210,8 @@ def findings(
     """
     with runtime.limit_kernel_threads(1):  # BLAS on several threads is far slower for matrices as small as these
         run = replace(run, truth=run.truth if truth is None else truth)
-        people = None if candidates is None else numbers(candidates)
-        return _findings(run, attacker, parties, others, lambda targets: Search(seconds, targets, people))
+        candidate_rows = None if candidates is None else to_float64(candidates)
+        return _findings(run, attacker, parties, others, lambda targets: Search(seconds, targets, candidate_rows))
 
 
 def _findings(
@@ -222,14 +224,16 @@ def _findings(
     names = [name for name in run.layout.parties if parties is None or name in parties]
     for other in others:
         _require_same_data(run, other)
-    scene = replace(run.scene(), others=tuple(other.scene() for other in others))
+    context = replace(run.context(), others=tuple(other.context() for other in others))
     search = search_for(len(names) + (parties is None))
     if attacker is Attacker.COLLUDERS:
-        return [search.closed(_by_colluders(run, search.opened(scene), name), scene, name) for name in names]
-    found = [search.closed(_by_server(run, search.opened(scene), name), scene, name) for name in names]
+        return [
+            search.end_target(_by_colluders(run, search.begin_target(context), name), context, name) for name in names
+        ]
+    found = [search.end_target(_by_server(run, search.begin_target(context), name), context, name) for name in names]
     if parties is not None:
         return found
-    together = search.closed(_of_sums(run, search.opened(scene)), scene, None)
+    together = search.end_target(_of_sums(run, search.begin_target(context)), context, None)
     return [*found, together] if together.recovered or run.reduction.hides_uploads else found
 
 
@@ -256,92 +260,92 @@ class Search:
     began: float = field(default_factory=time.monotonic)
     clock: Clock = field(default_factory=Clock)
 
-    def opened(self, scene: Scene) -> Scene:
+    def begin_target(self, context: AttackContext) -> AttackContext:
         """The scene with an even part of the time that is left."""
         left = max(0.0, self.began + self.seconds - time.monotonic()) / max(1, self.targets)
         self.targets, self.clock = self.targets - 1, Clock(time.monotonic() + left)
-        return replace(scene, clock=self.clock)
+        return replace(context, clock=self.clock)
 
-    def closed(self, found: PartyFindings, scene: Scene, party: str | None) -> PartyFindings:
+    def end_target(self, found: PartyFindings, context: AttackContext, party: str | None) -> PartyFindings:
         """With its word by the law, tests of membership, and notes; None: all parties together."""
-        scene = replace(scene, clock=self.clock)
-        level, note = by_law(scene, party)
+        context = replace(context, clock=self.clock)
+        level, note = by_law(context, party)
         notes = [*found.notes, note] if note else [*found.notes]
-        one = scene if party is not None and scene.seen(party, "cross") else as_one_party(scene)
-        name = party if one is scene else None if one is None else one.layout.parties[0]
+        one = context if party is not None and context.seen(party, "cross") else as_one_party(context)
+        name = party if one is context else None if one is None else one.layout.parties[0]
         tests: Sequence[Any] = ()
         share = None
-        if one is not None and name is not None and (party is None) == (one is not scene):
+        if one is not None and name is not None and (party is None) == (one is not context):
             tests = () if self.candidates is None else membership(one, name, self.candidates)
             share = largest_share(one, name)
         notes += [OUT_OF_TIME.format(seconds=self.seconds)] if self.clock.was_over else []
         return replace(found, by_law=level, membership=tuple(tests), largest_share=share, notes=tuple(notes))
 
 
-def by_law(scene: Scene, party: str | None) -> tuple[Exposure, str]:
+def by_law(context: AttackContext, party: str | None) -> tuple[Exposure, str]:
     """What follows for a party from the numbers of all runs, or for all of them together (None); and what is not known.
 
     Counted are the party's own rows, under masks too, where they are known.
     """
-    names = scene.layout.parties if party is None else (party,)
+    names = context.layout.parties if party is None else (party,)
     sent = 0
-    for one in (scene, *scene.others):
+    for one in (context, *context.others):
         for exchange in one.exchanges:
             model = next((exchange.models[name] for name in names if name in exchange.models), None)
             sent += 0 if model is None else directions_of(one.program, model)
     if not sent:
-        is_noisy = all(one.program.traits.release is not None for one in (scene, *scene.others))
+        is_noisy = all(one.program.traits.release is not None for one in (context, *context.others))
         return (Exposure.BOUNDED if is_noisy else Exposure.UNKNOWN), ""
-    known = [scene.truth[name] for name in names if name in scene.truth]
+    known = [context.truth[name] for name in names if name in context.truth]
     if len(known) == len(names):
         return Support.of(np.vstack(known)).exposure(sent), ""
-    rows = _rows_of(scene, party)
+    rows = _rows_of(context, party)
     if rows is None:
-        return Exposure.GUESS, NOT_ALL_KNOWN
-    is_of_all = party is not None and not scene.seen(party, "rows", "cross")
-    return Support(rows, rows, float(rows)).exposure(sent), OF_ALL_ROWS if is_of_all else NOT_ALL_KNOWN
+        return Exposure.GUESS, RARE_COLUMNS_UNKNOWN
+    is_of_all = party is not None and not context.seen(party, "rows", "cross")
+    return Support(rows, rows, float(rows)).exposure(sent), ROW_COUNT_UNKNOWN if is_of_all else RARE_COLUMNS_UNKNOWN
 
 
-def _rows_of(scene: Scene, party: str | None) -> int | None:
+def _rows_of(context: AttackContext, party: str | None) -> int | None:
     """How many rows a party has, or all of them, by what was sent; under masks that of all stands for one."""
-    seen = [] if party is None else scene.seen(party, "rows", "cross")
+    seen = [] if party is None else context.seen(party, "rows", "cross")
     if not seen:
-        together = as_one_party(scene)
+        together = as_one_party(context)
         seen = [] if together is None else together.seen(together.layout.parties[0], "rows", "cross")
     return round(float(seen[0][1]["rows"])) if seen else None
 
 
-def _of_sums(run: RecordedRun, scene: Scene) -> PartyFindings:
+def _of_sums(run: RecordedRun, context: AttackContext) -> PartyFindings:
     """Of all rows together, for whoever knows the sums."""
-    everyone, is_tried = first_names(run.layout.parties), bool(complete_sums(scene))
-    rows = [scene.truth[name] for name in run.layout.parties if name in scene.truth]
+    everyone, is_tried = format_names(run.layout.parties), bool(complete_sums(context))
+    rows = [context.truth[name] for name in run.layout.parties if name in context.truth]
     all_rows = np.vstack(rows) if len(rows) == len(run.layout.parties) else None
-    recovered = tuple(_measured(each, all_rows) for each in from_sums(scene))
+    recovered = tuple(_measured(each, all_rows) for each in attack_complete_sums(context))
     tried, notes = ((FROM_SUMS,), ()) if is_tried else ((), (NO_ATTACK_ON_SUMS,))
     return PartyFindings(everyone, Attacker.SERVER, (), 0, 0, tried, recovered, notes, is_sum=True)
 
 
-def _by_server(run: RecordedRun, scene: Scene, party: str) -> PartyFindings:
-    left = _left(run, party, Attacker.SERVER)
-    return _with_note(left, MASKED) if run.reduction.hides_uploads else _attacked(left, scene)
+def _by_server(run: RecordedRun, context: AttackContext, party: str) -> PartyFindings:
+    left = _sent_by(run, party, Attacker.SERVER)
+    return _with_note(left, MASKED) if run.reduction.hides_uploads else _attacked(left, context)
 
 
-def _by_colluders(run: RecordedRun, scene: Scene, party: str) -> PartyFindings:
+def _by_colluders(run: RecordedRun, context: AttackContext, party: str) -> PartyFindings:
     """Uploads as all others work them out, and then the attacks that a server would try on them."""
-    left, others = _left(run, party, Attacker.COLLUDERS), [name for name in run.layout.parties if name != party]
+    left, others = _sent_by(run, party, Attacker.COLLUDERS), [name for name in run.layout.parties if name != party]
     if not run.reduction.hides_uploads:
-        known: Uploads = in_the_open(scene.exchanges)
+        known: Uploads = plaintext_uploads(context.exchanges)
     elif not set(others) <= run.shards.keys():
         return _with_note(left, UNKNOWN_ADDENDS)
     elif run.program.traits.release is not None:
         return _with_note(left, FRESH_NOISE)
     else:
-        known = repeated(scene.exchanges, run.program, run.layout, [run.shards[name] for name in others])
-    subtracted = less_all_others(scene.exchanges, run.program, party, known)
-    return _attacked(left, replace(scene, exchanges=subtracted)) if subtracted else _with_note(left, NOT_SUMMED)
+        known = recompute_uploads(context.exchanges, run.program, run.layout, [run.shards[name] for name in others])
+    subtracted = subtract_other_parties(context.exchanges, run.program, party, known)
+    return _attacked(left, replace(context, exchanges=subtracted)) if subtracted else _with_note(left, NOT_SUMMED)
 
 
-def _left(run: RecordedRun, party: str, attacker: Attacker) -> PartyFindings:
+def _sent_by(run: RecordedRun, party: str, attacker: Attacker) -> PartyFindings:
     """What left a party, before anything is tried on it."""
     messages = [message for sent in run.traffic for sender, _, message in sent if sender == party]
     release: Any = run.program.traits.release
@@ -350,12 +354,12 @@ def _left(run: RecordedRun, party: str, attacker: Attacker) -> PartyFindings:
     return PartyFindings(party, attacker, _arrays_of(messages), len(messages), size, (), (), notes)
 
 
-def _attacked(left: PartyFindings, scene: Scene) -> PartyFindings:
-    tried = tried_on(scene, left.party)
-    found = [finding for each in ATTACKS for finding in each(scene, left.party)]
+def _attacked(left: PartyFindings, context: AttackContext) -> PartyFindings:
+    tried = applicable_attacks(context, left.party)
+    found = [finding for each in ATTACKS for finding in each(context, left.party)]
     if left.attacker == Attacker.COLLUDERS:
         found = [replace(each, observer=Observer.OTHERS) for each in found]
-    rows = scene.truth.get(left.party)
+    rows = context.truth.get(left.party)
     done = replace(left, tried=tried, recovered=tuple(_measured(each, rows) for each in found))
     return done if tried else _with_note(done, NO_ATTACK)
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from partsong.aggregation.linear import Sum, add, span_of
-from partsong.attacks.exact_sums import from_differences, from_statistics
+from partsong.attacks.exact_sums import attack_differences, attack_exact_sums
 from partsong.attacks.findings import Finding, Observer
 from partsong.attacks.reconstruction import last_addend
-from partsong.attacks.transcript import Exchange, Scene, numbers
+from partsong.attacks.transcript import AttackContext, Exchange, to_float64
 from partsong.core.interfaces import Layout, Message, Program, Reducible, Reduction, ReductionContext, Shard, State
 from partsong.errors import ParameterError
 from partsong.training.traffic import Traffic
@@ -30,59 +30,59 @@ MOST_TRIED = 1 << 14
 """So many sets of parties are tried as those that were asked for one sum."""
 
 
-def from_sums(scene: Scene) -> list[Finding]:
+def attack_complete_sums(context: AttackContext) -> list[Finding]:
     """What the sum over all parties tells of all rows together: whatever a party's sums tell of its rows."""
-    together = as_one_party(scene)
+    together = as_one_party(context)
     if together is None:
         return []
     everybody = together.layout.parties[0]
     n = round(float(together.exchanges[0].uploads[everybody]["rows"]))
-    found = [*from_statistics(together, everybody), *from_differences(together, everybody)]
-    return [_of_all(each, n) for each in found]
+    found = [*attack_exact_sums(together, everybody), *attack_differences(together, everybody)]
+    return [_for_all_parties(each, n) for each in found]
 
 
-def as_one_party(scene: Scene) -> Scene | None:
+def as_one_party(context: AttackContext) -> AttackContext | None:
     """Sums over all parties as the uploads of one party with all rows; None where there are none."""
-    everybody = ", ".join(scene.layout.parties)
-    together = [Exchange({everybody: model}, {everybody: total}) for model, total in complete_sums(scene)]
+    everybody = ", ".join(context.layout.parties)
+    together = [Exchange({everybody: model}, {everybody: total}) for model, total in complete_sums(context)]
     if not together:
         return None
-    rows = [scene.truth[party] for party in scene.layout.parties if party in scene.truth]
-    truth = {everybody: np.vstack(rows)} if len(rows) == len(scene.layout.parties) else {}
-    renamed = (as_one_party(other) for other in scene.others)
-    others = tuple(_as_party(one, everybody) for one in renamed if one is not None)
-    layout = replace(scene.layout, parties=(everybody,))
-    return replace(scene, exchanges=together, layout=layout, truth=truth, others=others)
+    rows = [context.truth[party] for party in context.layout.parties if party in context.truth]
+    truth = {everybody: np.vstack(rows)} if len(rows) == len(context.layout.parties) else {}
+    renamed = (as_one_party(other) for other in context.others)
+    others = tuple(_rename_party(one, everybody) for one in renamed if one is not None)
+    layout = replace(context.layout, parties=(everybody,))
+    return replace(context, exchanges=together, layout=layout, truth=truth, others=others)
 
 
-def _as_party(scene: Scene, name: str) -> Scene:
+def _rename_party(context: AttackContext, name: str) -> AttackContext:
     """The same under another name: parties may have left between two runs."""
-    (old,) = scene.layout.parties
-    exchanges = [Exchange({name: one.models[old]}, {name: one.uploads[old]}) for one in scene.exchanges]
-    truth = dict(zip((name,), scene.truth.values(), strict=False))
-    return replace(scene, exchanges=exchanges, layout=replace(scene.layout, parties=(name,)), truth=truth)
+    (old,) = context.layout.parties
+    exchanges = [Exchange({name: one.models[old]}, {name: one.uploads[old]}) for one in context.exchanges]
+    truth = dict(zip((name,), context.truth.values(), strict=False))
+    return replace(context, exchanges=exchanges, layout=replace(context.layout, parties=(name,)), truth=truth)
 
 
-def _of_all(finding: Finding, n: int) -> Finding:
+def _for_all_parties(finding: Finding, n: int) -> Finding:
     attack = "span of all rows" if finding.attack == "span of the rows" else finding.attack
     what = TOGETHER.format(what=finding.what.replace(" its ", " ").replace("X_p", "X"), n=n)
     return replace(finding, attack=attack, array=finding.array.replace("X_p", "X"), what=what, observer=Observer.SUMS)
 
 
-def complete_sums(scene: Scene) -> list[tuple[Message, Message]]:
+def complete_sums(context: AttackContext) -> list[tuple[Message, Message]]:
     """(model, sum) of the exchanges with such arrays in which all parties took part, if there are several."""
     found = []
-    for exchange in scene.exchanges:
-        if not len(exchange.models) == len(scene.layout.parties) > 1:
+    for exchange in context.exchanges:
+        if not len(exchange.models) == len(context.layout.parties) > 1:
             continue
         addends = list(exchange.uploads.values()) if exchange.total is None else [exchange.total]
         if all(addend.arrays.keys() >= ROWS for addend in addends):
-            arrays = {name: np.sum([numbers(addend[name]) for addend in addends], axis=0) for name in sorted(ROWS)}
+            arrays = {name: np.sum([to_float64(addend[name]) for addend in addends], axis=0) for name in sorted(ROWS)}
             found.append((exchange.models[min(exchange.models)], Message(arrays)))
     return found
 
 
-def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
+def reconstruct_sums(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
     """The exchanges of a run whose uploads are hidden, as its server has them: the sum, and who is in it.
 
     The server's part is done again from all that it was sent: its start comes from the shared seed.
@@ -91,13 +91,13 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     standing, exchanges = None, []
     for index, sent in enumerate(traffic):
         try:
-            phase, state, context = _opened(sent, reduction, standing, ReductionContext(index, (), layout, model))
+            phase, state, context = _first_phase(sent, reduction, standing, ReductionContext(index, (), layout, model))
             for later in range(phase + 1, reduction.phases):
                 inbox = {party: message for party, at, message in sent if at == later}
                 state, _ = reduction.server_step(later, inbox, state, context)
             standing, total, included = reduction.result(state, Sum(), context)
-            unheard = tuple(name for name in context.participants if name not in included)
-            exchanges.append(Exchange(dict.fromkeys(included, model), {}, total, unheard))
+            dropouts = tuple(name for name in context.participants if name not in included)
+            exchanges.append(Exchange(dict.fromkeys(included, model), {}, total, dropouts))
             server, model = program.finish(server, program.aggregation.lower(total))
         except BROKEN as error:
             raise ParameterError(
@@ -107,7 +107,7 @@ def summed(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: 
     return exchanges
 
 
-def _opened(
+def _first_phase(
     sent: Traffic, reduction: Reduction, standing: State, asked: ReductionContext
 ) -> tuple[int, State, ReductionContext]:
     """The phase with which a sum begins, the server's state after it, and the context with all who were asked.
@@ -118,7 +118,7 @@ def _opened(
     phase, senders = min(at for _, at, _ in sent), {party for party, _, _ in sent}
     inbox = {party: message for party, at, message in sent if at == phase}
     trouble: Exception | None = None
-    for names in islice(_likely(senders, asked.layout.parties), MOST_TRIED):
+    for names in islice(_candidate_cohorts(senders, asked.layout.parties), MOST_TRIED):
         context = replace(asked, participants=names)
         try:
             if reduction.first_phase(standing, context) == phase:
@@ -128,7 +128,7 @@ def _opened(
     raise trouble or ValueError(f"no sum begins with phase {phase} here.")
 
 
-def _likely(senders: set[str], parties: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _candidate_cohorts(senders: set[str], parties: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Sets of parties, in name order, with all who were heard: these alone, everybody, and those in between."""
     silent = [name for name in sorted(parties) if name not in senders]
     counts = [0, *([len(silent)] if silent else []), *range(1, len(silent))]
@@ -136,20 +136,22 @@ def _likely(senders: set[str], parties: Sequence[str]) -> Iterator[tuple[str, ..
         yield tuple(sorted({*senders, *more}))
 
 
-def repeated(exchanges: Sequence[Exchange], program: Program, layout: Layout, shards: Sequence[Shard]) -> Uploads:
+def recompute_uploads(
+    exchanges: Sequence[Exchange], program: Program, layout: Layout, shards: Sequence[Shard]
+) -> Uploads:
     """What parties with these rows and secrets have sent: each knows its own, and nobody else has to."""
     known: dict[str, dict[int, Message]] = {}
     for shard in shards:
         state, known[shard.name] = program.start_party(shard, layout), {}
         for index, exchange in enumerate(exchanges):
             is_in_sum = shard.name in exchange.models
-            if is_in_sum or shard.name in exchange.unheard:
+            if is_in_sum or shard.name in exchange.dropouts:
                 state, upload = program.local(shard, state, next(iter(exchange.models.values())))
                 known[shard.name].update({index: upload} if is_in_sum else {})
     return known
 
 
-def in_the_open(exchanges: Sequence[Exchange]) -> Uploads:
+def plaintext_uploads(exchanges: Sequence[Exchange]) -> Uploads:
     """The same from open uploads."""
     names = sorted({name for exchange in exchanges for name in exchange.uploads})
     return {
@@ -158,7 +160,9 @@ def in_the_open(exchanges: Sequence[Exchange]) -> Uploads:
     }
 
 
-def less_all_others(exchanges: Sequence[Exchange], program: Program, party: str, known: Uploads) -> list[Exchange]:
+def subtract_other_parties(
+    exchanges: Sequence[Exchange], program: Program, party: str, known: Uploads
+) -> list[Exchange]:
     """One party's uploads, as all others together work them out: lower(total − Σ lift(upload)) over the others.
 
     Their own are with it, as far as the sum tells of such: weights that are not summed are lost. Only of exchanges in
@@ -169,7 +173,7 @@ def less_all_others(exchanges: Sequence[Exchange], program: Program, party: str,
         others = [name for name in exchange.models if name != party]
         if party not in exchange.models or not others or any(index not in known.get(name, ()) for name in others):
             continue
-        behind = sum_behind(program.aggregation, known[others[0]][index])
+        behind = underlying_sum(program.aggregation, known[others[0]][index])
         if behind is None:
             continue
         lifted = {name: behind.lift(known[name][index]) for name in others}
@@ -179,7 +183,7 @@ def less_all_others(exchanges: Sequence[Exchange], program: Program, party: str,
     return found
 
 
-def sum_behind(aggregation: Any, upload: Message) -> Reducible | None:
+def underlying_sum(aggregation: Any, upload: Message) -> Reducible | None:
     """The sum that an aggregation is in disguise, for uploads like this one; None if it reads them one by one."""
     if isinstance(aggregation, Reducible):
         return aggregation
@@ -191,8 +195,8 @@ def as_sent(message: Message) -> Message:
     """An upload with columns in their place among all (`DisjointBlocks.lift`) as the block that it was."""
     if "arrived" not in message.arrays:
         return message
-    H, blocks = numbers(message["H"]), len(message["arrived"])
-    block = int(np.argmax(numbers(message["arrived"])))
+    H, blocks = to_float64(message["H"]), len(message["arrived"])
+    block = int(np.argmax(to_float64(message["arrived"])))
     first, last = span_of(block, blocks, H.shape[1])
     place = np.array([block, blocks, H.shape[1]])
     return Message({"H": H[:, first:last], "place": place, "totals": message["totals"]}, message.weight)

@@ -26,13 +26,13 @@ class Exchange:
     """What parties sent in one round, and the model that each of them had been sent before.
 
     `total` is the sum of what they sent, where it is all that is known: `uploads` then lack those that are hidden.
-    `unheard` have worked on the same model, and are not in the sum: they fell silent before their upload was there.
+    `dropouts` have worked on the same model, and are not in the sum: they fell silent before their upload was there.
     """
 
     models: Mapping[str, Message]
     uploads: Mapping[str, Message]
     total: Message | None = None
-    unheard: tuple[str, ...] = ()
+    dropouts: tuple[str, ...] = ()
 
 
 def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, asynchronous: bool) -> list[Exchange]:
@@ -78,13 +78,13 @@ def of_party(exchanges: Sequence[Exchange], party: str, *names: str) -> list[tup
     ]
 
 
-def numbers(array: Array) -> np.ndarray:
+def to_float64(array: Array) -> np.ndarray:
     """Any array as NumPy's, in float64; sparse ones as dense."""
     array = array.toarray() if sparse.issparse(array) else array
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, np.float64)
 
 
-def replayed(
+def replay_party(
     program: Program, layout: Layout, party: str, models: Sequence[Message], rows: np.ndarray, secret: int = 0
 ) -> list[Message]:
     """What a party with these rows (n × m) would have answered to these models, from its start on."""
@@ -101,12 +101,12 @@ def misfit(
 ) -> np.ndarray:
     """How far the uploads that these rows lead to are from those that were seen, array by array, relative to them."""
     models = [model for model, _ in seen[:ROUNDS]]
-    again = replayed(program, layout, party, models, rows)
+    again = replay_party(program, layout, party, models, rows)
     parts = []
     for (_, upload), answer in zip(seen[:ROUNDS], again, strict=True):
         for name, array in sorted(upload.arrays.items()):
-            wanted = numbers(array)
-            parts.append((numbers(answer[name]) - wanted).ravel() / max(float(np.linalg.norm(wanted)), 1e-300))
+            wanted = to_float64(array)
+            parts.append((to_float64(answer[name]) - wanted).ravel() / max(float(np.linalg.norm(wanted)), 1e-300))
     return np.concatenate(parts)
 
 
@@ -130,7 +130,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class AttackContext:
     """A run as an attacker has it, and, for an audit of one's own, the rows that were hidden.
 
     `others`: further recorded runs of the same parties. `mask_error`: how far sums under masks can be off.
@@ -140,7 +140,7 @@ class Scene:
     program: Any
     layout: Layout
     truth: Mapping[str, np.ndarray]
-    others: tuple[Scene, ...] = ()
+    others: tuple[AttackContext, ...] = ()
     clock: Clock = field(default_factory=Clock)
     mask_error: float | None = None
 
@@ -154,8 +154,10 @@ class Scene:
         return of_party(self.exchanges, party, *names)
 
 
-def judged(scene: Scene, finding: Finding, measure: Callable[[np.ndarray, np.ndarray], float]) -> list[Finding]:
+def with_error(
+    context: AttackContext, finding: Finding, measure: Callable[[np.ndarray, np.ndarray], float]
+) -> list[Finding]:
     """With its error, where the truth is known."""
-    if finding.party not in scene.truth or finding.recovered is None:
+    if finding.party not in context.truth or finding.recovered is None:
         return [finding]
-    return [replace(finding, error=measure(finding.recovered, scene.truth[finding.party]))]
+    return [replace(finding, error=measure(finding.recovered, context.truth[finding.party]))]

@@ -50,7 +50,7 @@ def _parameters() -> list[inspect.Parameter]:
     found = [one for one in parameters_of(FitOptions) if one.name != "method_options"]
     for name in PARAMETERS:
         values = f": {', '.join(CHOICES[name])}" if name in CHOICES else ""
-        help = f"{', '.join(methods.taking(name, KNOWN))}{values}."
+        help = f"{', '.join(methods.names_with(name, KNOWN))}{values}."
         shown = typer.Option(option(name), help=help, rich_help_panel=METHOD_PANEL, metavar="VALUE")
         found.append(_keyword(name, Annotated[str | None, shown], None))
     found.append(_keyword("help_all", HelpAll, False))

@@ -33,7 +33,7 @@ RANKED = ("mpi", "torch")
 """Engines that split one file over processes which mpiexec or torchrun has started."""
 SUMS = ("all-reduce", "in-order")
 METHODS = methods.names()
-RANK_METHODS = methods.over_ranks()
+RANK_METHODS = methods.distributed_names()
 
 KNOWN = tuple(name for name, entry in methods.TABLE.items() if {methods.PARTIES, methods.RANKS} & {*entry.tasks})
 PARAMETERS = tuple(dict.fromkeys(name for method in KNOWN for name in methods.TABLE[method].parameters))

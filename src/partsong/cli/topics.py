@@ -39,10 +39,10 @@ LEARNING, WORDS, PARTIES, DESCENT, KEEPING = "Learning", "Words", "Parties (seve
 TOGETHER, POOLED = methods.names(methods.TEXTS), methods.pooled_names()
 ALONE = tuple(POOLED)
 SERVERS = methods.CHOICES["server"]
-BETWEEN_PARTIES = ("server", "server_rate", "participation", "secure_aggregation", "min_parties", "longest_word")
+BETWEEN_PARTIES = ("server", "server_rate", "participation", "secure_aggregation", "min_parties", "max_word_bytes")
 OF_METHODS = tuple(name for name in methods.TABLE["fednmf-mi"].parameters if name != "weight_step")
 """Options that only some methods have."""
-OF_WORDS = ("vocabulary", "min_documents", "max_share", "max_words", "weighting")
+OF_WORDS = ("vocabulary", "min_documents", "max_df", "max_words", "weighting")
 PASSED_ON = dict.fromkeys(("method", "rounds", "device", *OF_METHODS, *BETWEEN_PARTIES, *OF_WORDS))
 """Arguments of the models that have an option of the same name."""
 
@@ -107,8 +107,11 @@ class TopicOptions:
         show_default="dv",
     )
     critic_rate: float | None = opt(None, DESCENT, "The same two: the critic's step.", show_default="that of --rate")
-    fits_first: bool = opt(
-        False, DESCENT, f"{DESCENTS}: fit weights to the topics before each round but the first.", "--fits-first"
+    warm_start_weights: bool = opt(
+        False,
+        DESCENT,
+        f"{DESCENTS}: fit weights to the topics before each round but the first.",
+        "--warm-start-weights",
     )
     device: str | None = opt(
         None,
@@ -131,7 +134,7 @@ class TopicOptions:
         False, PARTIES, "Mask uploads of the rounds, so that only sums are seen.", "--secure-aggregation"
     )
     min_parties: int | None = opt(None, PARTIES, "Parties that a word is at, or more.", show_default="2")
-    longest_word: int | None = opt(
+    max_word_bytes: int | None = opt(
         None,
         PARTIES,
         "Bytes of UTF-8 that a word has at most; longer ones stay at their parties and are not in the model.",
@@ -151,7 +154,7 @@ class TopicOptions:
         "Documents that a word is in, or more; with several files, at each of --min-parties.",
         show_default="2; 1 with several files",
     )
-    max_share: float | None = opt(None, WORDS, "Share of all documents that a word is in, or less.", show_default="1")
+    max_df: float | None = opt(None, WORDS, "Share of all documents that a word is in, or less.", show_default="1")
     max_words: int | None = opt(
         None, WORDS, "Keep the most frequent words; of hash, the number of columns.", show_default="all; 10000 of hash"
     )

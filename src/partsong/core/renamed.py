@@ -20,6 +20,9 @@ PARAMETERS = MappingProxyType(
         "faulty": "on_party_error",
         "start": "init_mode",
         "sums": "reduce",
+        "max_share": "max_df",
+        "longest_word": "max_word_bytes",
+        "fits_first": "warm_start_weights",
     }
 )
 VALUES = MappingProxyType(
@@ -42,6 +45,9 @@ OPTIONS = MappingProxyType(
         "--sums": "--reduce",
         "--play": "--game-order",
         "--drop": "--exchange-folder",
+        "--max-share": "--max-df",
+        "--longest-word": "--max-word-bytes",
+        "--fits-first": "--warm-start-weights",
     }
 )
 COMMANDS = MappingProxyType({"secret": "shared-key"})

@@ -63,7 +63,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "methods.fednmf": ("fednmf.party", "fednmf.server"),
     "methods.game": ("game.party", "game.server"),
     "methods.private": ("private.averaging-party", "private.sums-party", "private.sums-server"),
-    "methods.relay": ("two-stage.party", "two-stage.server"),
+    "methods.two_stage": ("two-stage.party", "two-stage.server"),
     "methods.secure_sketched": (
         "sketched-averaging.party",
         "sketched-averaging.server",

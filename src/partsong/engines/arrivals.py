@@ -113,7 +113,7 @@ def asynchronous(
     if program.traits.full_participation and len(layout.parties) > 1:
         raise CompositionError(
             f"{type(program).__name__} needs the sum over all parties, and an asynchronous server takes in one upload "
-            "at a time. Use a program whose server moves with each (Consensus with Relaxation), or another engine."
+            "at a time. Use a program whose server moves with each (LocalAveraging with Relaxation), or another engine."
         )
     expected = program.upload_spec(layout)
     check_together(program, reduction, expected)

@@ -221,7 +221,7 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
         raise ParameterError(
             f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.", parameter="engine"
         )
-    method, options = one_of("method", asked["method"], methods.over_ranks()), asked["method_options"] or {}
+    method, options = one_of("method", asked["method"], methods.distributed_names()), asked["method_options"] or {}
     if not isinstance(options, Mapping):
         raise ParameterError(
             f"method_options must be a mapping of names to values; got {options!r}.", parameter="method_options"

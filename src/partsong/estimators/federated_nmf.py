@@ -36,7 +36,7 @@ from partsong.estimators.parties import (
     weights_by_party,
     weights_by_row,
 )
-from partsong.estimators.persistence import fitted_attributes, load_fitted, penalties_told, save_fitted
+from partsong.estimators.persistence import fitted_attributes, load_fitted, penalties_to_dict, save_fitted
 from partsong.estimators.validation import (
     MISSING,
     check_weights,
@@ -46,11 +46,11 @@ from partsong.estimators.validation import (
     precision_of,
     rank_of,
     require_verbosity,
-    solver_told,
+    solver_from_settings,
     stop_of,
     whole_seed,
 )
-from partsong.methods.privacy_request import Privacy, RowPrivacy, masks_for, privacy_from, privacy_told
+from partsong.methods.privacy_request import Privacy, RowPrivacy, build_secure_sum, privacy_from_dict, privacy_to_dict
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import exposures_of, worst_party
 from partsong.privacy.spending import SIMULATED, Spending, spent_from, without_names
@@ -400,11 +400,11 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         told = {**self.settings(), "parties": self.n_parties_}
         if self.privacy_report_ is not None:
-            told |= {"privacy": privacy_told(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
+            told |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
         elif self.n_samples_ is not None:
             told |= {"n_samples": self.n_samples_}
         told |= {"secure_aggregation": True} if self.secure_aggregation else {}
-        save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_told(self.solver_)})
+        save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_to_dict(self.solver_)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FederatedNMF:
@@ -422,7 +422,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             )
         try:
             estimator = cls.from_settings(settings).set_params(n_components=len(model.components))
-            report, solver = spent_from(settings.get("privacy_spent")), solver_told(settings)
+            report, solver = spent_from(settings.get("privacy_spent")), solver_from_settings(settings)
             estimator._set_fitted(
                 fitted_attributes(model),
                 accounts_=None,
@@ -518,7 +518,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if asked.get("align") not in methods.CHOICES["align"]:
             asked["align"] = None
         asked |= {"method_options": options, "missing": settings.get("missing") or "refuse"}
-        asked["privacy"] = privacy_from(settings.get("privacy"))
+        asked["privacy"] = privacy_from_dict(settings.get("privacy"))
         if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             asked |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
         bound = settings.get("mask_bound")
@@ -555,7 +555,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         program = self._program((m if has_noise else n, m))  # with noise the number of rows is not to be told
         program, spending = self._protected(program, len(shards))
         masks = (
-            masks_for(self.privacy, len(shards))
+            build_secure_sum(self.privacy, len(shards))
             if self.secure_aggregation is True
             else self.secure_aggregation or PlainReduction()
         )
@@ -606,7 +606,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             "n_components": fit.program.rank,
             "secure_aggregation": bool(self.secure_aggregation),
             **({"mask_bound": self.secure_aggregation.bound} if isinstance(self.secure_aggregation, SecureSum) else {}),
-            "privacy": None if self.privacy is None else privacy_told(self.privacy),
+            "privacy": None if self.privacy is None else privacy_to_dict(self.privacy),
             "dtype": str(fit.shards[0].matrix.dtype).removeprefix("torch."),
             "seed": fit.schedule.seed,
         }

@@ -20,7 +20,7 @@ from partsong.data.scan import column_labels, column_names, repeated
 from partsong.data.validation import require_factorizable
 from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few, reworded
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
-from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, reach_of
+from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, upload_bound
 from partsong.methods.registry import private_methods
 from partsong.secure_aggregation.protocol import SecureSum
 
@@ -36,10 +36,10 @@ def read_parties(
     leave_out: bool = False,
 ) -> tuple[list[Shard], dict[str, Any], dict[str, str]]:
     """Parties in any of the forms in which they may be given: shards, columns, and who is left out and why."""
-    matrices, labels = named_parties(X, names) if parties is None else by_party(X, parties, names)
+    matrices, labels = named_parties(X, names) if parties is None else split_by_label(X, parties, names)
     away: dict[str, str] = {}
     if leave_out:
-        matrices, labels, away = sound_parties(matrices, labels, dtype, has_gaps=has_gaps)
+        matrices, labels, away = drop_invalid_parties(matrices, labels, dtype, has_gaps=has_gaps)
     return *shards_of(matrices, labels, seed, dtype, has_gaps=has_gaps), away
 
 
@@ -73,7 +73,7 @@ def shards_of(
     return shards, columns
 
 
-def sound_parties(
+def drop_invalid_parties(
     matrices: Any, names: Any, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
 ) -> tuple[list[Any], list[str], dict[str, str]]:
     """Matrices and names of the parties that `shards_of` would not refuse, and of the others why it would.
@@ -151,7 +151,7 @@ def _is_label(label: Any) -> bool:
     return bool(label.strip()) if isinstance(label, str) else isinstance(label, int | np.integer | np.bool_)
 
 
-def by_party(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
+def split_by_label(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
     """The rows of one matrix shared out by their labels, with the labels as names, in order."""
     if names is not None:
         raise ParameterError(
@@ -467,12 +467,12 @@ def _require_private_method(privacy: Privacy, method: str, secure_aggregation: A
             "method='exact'.",
             parameter="method",
         )
-    elif not isinstance(secure_aggregation, bool) and secure_aggregation.bound_of("H") < reach_of(privacy):
+    elif not isinstance(secure_aggregation, bool) and secure_aggregation.bound_of("H") < upload_bound(privacy):
         raise ParameterError(
-            f"With this noise H may reach {reach_of(privacy):.4g}, and the masks refuse numbers beyond "
+            f"With this noise H may reach {upload_bound(privacy):.4g}, and the masks refuse numbers beyond "
             f"{secure_aggregation.bound_of('H'):.4g}: whether one is refused would depend on the data. "
             "Pass secure_aggregation=True or "
-            f'SecureSum(bounds={{"H": {reach_of(privacy):.4g}}}).',
+            f'SecureSum(bounds={{"H": {upload_bound(privacy):.4g}}}).',
             parameter="secure_aggregation",
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from partsong.core.interfaces import RowSolver
 from partsong.errors import FormatError, ParameterError
-from partsong.estimators.validation import count_told, penalties_of
+from partsong.estimators.validation import count_from_settings, penalties_of
 from partsong.io.model_file import Model, load_model, save_model
 from partsong.solvers.normal_equations import Penalty
 
@@ -21,14 +21,14 @@ LDA = "fedlda"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """What the file of a loaded model says of its fit: `save` says the same, until the estimator is fitted again."""
 
     settings: dict[str, Any]
     created: str
     versions: dict[str, str]
 
-    def retold(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def merge_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The file's settings; of `settings`, those of the estimator now, only penalties that were changed since.
 
         They are part of the model: rows are transformed with them.
@@ -50,12 +50,12 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
             'Fit texts by FederatedTopicModel(method="fedlda"), whose save and load know them, or keep components_.'
         )
     names, is_private = getattr(estimator, "feature_names_in_", None), bool(settings.get("privacy_spent"))
-    origin: Origin | None = vars(estimator).get("_origin")
+    origin: Provenance | None = vars(estimator).get("_origin")
     if origin is None:
         written = {"n_components": len(estimator.components_), **settings, "iterations": estimator.n_iter_}
         about: dict[str, Any] = {"settings": written}
     else:
-        about = {"settings": origin.retold(settings), "created": origin.created, "versions": origin.versions}
+        about = {"settings": origin.merge_settings(settings), "created": origin.created, "versions": origin.versions}
     model = Model(
         components=estimator.components_,
         feature_names=None if names is None else tuple(str(name) for name in names),
@@ -67,7 +67,7 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
     save_model(path, model)
 
 
-def penalties_told(solver: RowSolver) -> dict[str, Any]:
+def penalties_to_dict(solver: RowSolver) -> dict[str, Any]:
     """The penalties of a solver as `NMF.load` reads them: α = l1 + l2 and ρ = l1 / α; H's own ρ where it differs."""
     on_W, on_H = getattr(solver, "penalty_W", Penalty()), getattr(solver, "penalty_H", Penalty())
     (alpha_W, ratio_W), (alpha_H, ratio_H) = ((p.l1 + p.l2, p.l1 / (p.l1 + p.l2 or 1.0)) for p in (on_W, on_H))
@@ -85,9 +85,9 @@ def fitted_attributes(model: Model) -> dict[str, Any]:
         "n_features_in_": model.components.shape[1],
         "relative_error_": model.relative_error,
         "seed_": model.seed,
-        "n_iter_": count_told(settings, "iterations", least=0),
-        "n_samples_": count_told(settings, "n_samples"),
-        "_origin": Origin(dict(settings), model.created, dict(model.versions)),
+        "n_iter_": count_from_settings(settings, "iterations", least=0),
+        "n_samples_": count_from_settings(settings, "n_samples"),
+        "_origin": Provenance(dict(settings), model.created, dict(model.versions)),
         **({} if names is None else {"feature_names_in_": np.array(names, dtype=object)}),
     }
 

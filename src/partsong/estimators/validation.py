@@ -343,28 +343,32 @@ def require_sketch(sketch: Any, ratio: Any) -> None:
     one_of("sketch", sketch, methods.CHOICES["sketch"])
 
 
-def solver_told(settings: Mapping[str, Any]) -> SquaredError:
+def solver_from_settings(settings: Mapping[str, Any]) -> SquaredError:
     """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none.
 
     `l1_ratio_h` is H's own share of L1, where it differs from that of W.
     """
     alpha_W, alpha_H, l1_ratio = penalties_of(settings)
     on_W = solver_of("cd", alpha_W, alpha_H, l1_ratio)
-    own_ratio = _number_told(settings, "l1_ratio_h") if "l1_ratio_h" in settings else l1_ratio
+    own_ratio = _number_from_settings(settings, "l1_ratio_h") if "l1_ratio_h" in settings else l1_ratio
     return replace(on_W, penalty_H=solver_of("cd", alpha_W, alpha_H, own_ratio).penalty_H)
 
 
 def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:
     """alpha_W, alpha_H and l1_ratio in the settings of a model file."""
-    return _number_told(settings, "alpha_w"), _number_told(settings, "alpha_h"), _number_told(settings, "l1_ratio")
+    return (
+        _number_from_settings(settings, "alpha_w"),
+        _number_from_settings(settings, "alpha_h"),
+        _number_from_settings(settings, "l1_ratio"),
+    )
 
 
-def _number_told(settings: Mapping[str, Any], name: str) -> float:
+def _number_from_settings(settings: Mapping[str, Any], name: str) -> float:
     found = settings.get(name)
     return float(found) if isinstance(found, int | float) else 0.0
 
 
-def count_told(settings: Mapping[str, Any], name: str, least: int = 1) -> int | None:
+def count_from_settings(settings: Mapping[str, Any], name: str, least: int = 1) -> int | None:
     """A number of things, such as rows, in the settings of a model file; None where it does not tell."""
     found = settings.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= least else None

@@ -23,7 +23,7 @@ from partsong.errors import ParameterError
 from partsong.estimators.parties import require_privacy
 from partsong.estimators.validation import stop_of
 from partsong.federation.toml_files import FINITE, Positive, parse_table, read_table, require_known
-from partsong.methods.privacy_request import Privacy, masks_for, privacy_from
+from partsong.methods.privacy_request import Privacy, build_secure_sum, privacy_from_dict
 from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
@@ -238,7 +238,7 @@ class Experiment:
     @property
     def promise(self) -> Privacy | None:
         """Differential privacy, if it is asked for."""
-        return privacy_from(self.privacy)
+        return privacy_from_dict(self.privacy)
 
     def program(self, n_parties: int) -> Program:
         """Build the program, with noise if the experiment asks for privacy."""
@@ -251,7 +251,7 @@ class Experiment:
         """Build plain sums, or masked sums among the parties of a roster."""
         if not self.secure_aggregation:
             return PlainReduction()
-        masks = replace(masks_for(self.promise, n_parties, self.mask_bound), roster=roster)
+        masks = replace(build_secure_sum(self.promise, n_parties, self.mask_bound), roster=roster)
         return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
 
     def _over_drawn(self, masks: SecureSum, n_parties: int) -> SecureSum:
@@ -327,7 +327,7 @@ def with_seed(path: Path, before: Experiment | None) -> tuple[Experiment, bytes]
 class TextRule:
     """The keys of [words], with the names and defaults of `FederatedTopicModel`.
 
-    Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_share`
+    Words in ≥ `min_documents` documents at each of ≥ `min_parties` sites; those in more than `max_df`
     of all documents are dropped, and the `max_words` most frequent ones are kept. `weighting`: what a word weighs, by
     default what the method takes. There is no key for a pattern: sites do not run expressions that a server sends.
     """
@@ -335,8 +335,8 @@ class TextRule:
     min_documents: Positive = 1
     min_parties: Positive = 2
     max_words: Positive | None = None
-    max_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    longest_word: Positive = LONGEST
+    max_df: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    max_word_bytes: Positive = LONGEST
     weighting: str | None = None
     language: str = "english"
     stop_words: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
@@ -356,7 +356,7 @@ class TextRule:
     @property
     def rule(self) -> WordRule:
         """Which words are kept."""
-        limits = self.min_documents, self.min_parties, self.max_words, self.max_share, self.longest_word
+        limits = self.min_documents, self.min_parties, self.max_words, self.max_df, self.max_word_bytes
         return WordRule(AGREE, *limits)
 
     @property
@@ -373,17 +373,17 @@ class TextRule:
     @property
     def rounds(self) -> VocabularyAgreement:
         """The program by which sites agree on the words."""
-        return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.longest_word)
+        return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.max_word_bytes)
 
     @property
     def told(self) -> str:
         """The rule as one text, equal at all sites that were asked for the same."""
-        rule = [self.min_documents, self.min_parties, self.max_words, self.longest_word, float(self.max_share)]
+        rule = [self.min_documents, self.min_parties, self.max_words, self.max_word_bytes, float(self.max_df)]
         return json.dumps([rule, self.weighting, self.words.to_json()])
 
     def n_kept(self, documents: Any, n_documents: int) -> int:
         """Count the agreed words that are kept, from their document frequencies, which is all that a server knows."""
-        few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_share) * max(1, n_documents)))
+        few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_df) * max(1, n_documents)))
         return few if self.max_words is None else min(few, self.max_words)
 
     def weighing(self, agreed: Vocabulary) -> Weighing:

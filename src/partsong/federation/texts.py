@@ -248,9 +248,9 @@ def told_of_long(party: Any, program: Any) -> str:
         return ""
     return (
         f"{party.n_too_long} different words here, each in at least {program.min_documents} of the texts, have more "
-        f"than {program.longest} bytes of UTF-8, the longest_word of the experiment. They take no part in the "
+        f"than {program.longest} bytes of UTF-8, the max_word_bytes of the experiment. They take no part in the "
         "agreement, are not in the model, and the server is not told of them. If they matter, ask the coordinator for "
-        "a new run with a larger longest_word."
+        "a new run with a larger max_word_bytes."
     )
 
 

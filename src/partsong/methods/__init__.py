@@ -35,7 +35,7 @@ def names(task: str = PARTIES) -> tuple[str, ...]:
     return tuple(name for name, entry in TABLE.items() if task in entry.tasks)
 
 
-def over_ranks() -> tuple[str, ...]:
+def distributed_names() -> tuple[str, ...]:
     """All that one matrix over ranks can be fitted by."""
     return tuple(dict.fromkeys((*RANK_SOLVERS, *names(RANKS))))
 
@@ -45,7 +45,7 @@ def pooled_names() -> dict[str, str]:
     return {entry.pooled_name: name for name, entry in TABLE.items() if entry.pooled_name}
 
 
-def taking(parameter: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
+def names_with(parameter: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """The methods that have a parameter."""
     known = TABLE if among is None else among
     return tuple(name for name in known if parameter in TABLE[name].parameters)

@@ -52,7 +52,7 @@ from partsong.solvers.update_rules import (
 
 
 @dataclass(frozen=True, slots=True)
-class Overwrite:
+class AdoptModel:
     """H_p ← H. With `follow`, the party finds where its components went, from its own last H_p, and W goes with them.
 
     P = follow(H, H_p) puts H_p in the order of H, so W ← W Pᵀ. Soft plans have no such order: W is fitted anew by
@@ -78,7 +78,7 @@ class Overwrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Personal:
+class PersonalComponents:
     """Components that have a partner in the shared model take its values, in the party's own order; others are kept."""
 
     align: Alignment = PartialAssignment()
@@ -95,10 +95,10 @@ class Personal:
         return own_Ht * kept + on.rows_of(plan.apply(model_Ht.T)), W
 
 
-OWN = "H_p: the party's own components"
-LONE = (
+OWN_COMPONENTS = "H_p: the party's own components"
+SINGLE_PARTY_REASON = (
     "Take an alignment in which every row has a partner, P 1 = 1, and which says so by is_partial = False (Assignment, "
-    "Sinkhorn), or accept that such a row is seen: AlignedUpload(…, shows_lone_rows=True)."
+    "Sinkhorn), or accept that such a row is seen: AlignedUpload(…, allow_single_party_rows=True)."
 )
 
 
@@ -117,14 +117,14 @@ class WholeUpload:
             raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the beginning of this round.")
         return Message({"H": Ht.T}, weight=float(shard.matrix.shape[0]))
 
-    def expected(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
+    def upload_spec(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
         return {
             "H": ArraySpec(
                 (rank, layout.n_features), non_negative=True, is_factor=True, meaning="H_p: the party's own components"
             )
         }
 
-    def agreed(self, aggregate: Message, model: Message) -> Message:
+    def fill_unmatched(self, aggregate: Message, model: Message) -> Message:
         return aggregate
 
 
@@ -137,11 +137,11 @@ class AlignedUpload:
 
     Where the count of a row is 1, its sum is one party's row as it is. Plans without partners for every row can lead to
     that, so masked reductions refuse an alignment that is partial, or does not say that it is not (`is_partial`),
-    unless `shows_lone_rows` says that it is known and accepted.
+    unless `allow_single_party_rows` says that it is known and accepted.
     """
 
     align: Alignment = Assignment()
-    shows_lone_rows: bool = False
+    allow_single_party_rows: bool = False
 
     def check(self, aggregation: Aggregation, sweeps: int) -> None:
         """Needs the aggregation that divides by the counts."""
@@ -166,18 +166,18 @@ class AlignedUpload:
             )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 
-    def expected(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
+    def upload_spec(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
         """P_p H_p ≥ 0 and P_p 1 ≥ 0."""
         H = ArraySpec(
             (rank, layout.n_features), non_negative=True, is_factor=True, meaning="P_p H_p, in order of the model"
         )
         counts = ArraySpec((rank,), non_negative=True, meaning="P_p 1: which components have a partner at the party")
-        if self.shows_lone_rows or not getattr(self.align, "is_partial", True):
+        if self.allow_single_party_rows or not getattr(self.align, "is_partial", True):
             return {"H": H, "counts": counts}
-        lone = f"{type(self.align).__name__} may find a partner for a row at one party only. {LONE}"
-        return {"H": replace(H, single_party_reason=lone), "counts": counts}
+        reason = f"{type(self.align).__name__} may find a partner for a row at one party only. {SINGLE_PARTY_REASON}"
+        return {"H": replace(H, single_party_reason=reason), "counts": counts}
 
-    def agreed(self, aggregate: Message, model: Message) -> Message:
+    def fill_unmatched(self, aggregate: Message, model: Message) -> Message:
         """The mean; rows that nobody has matched stay as they were."""
         empty = np.flatnonzero(aggregate["counts"] <= 0)
         H = aggregate["H"]
@@ -191,7 +191,7 @@ class AlignedUpload:
 
 @state("averaging.party")
 @dataclass(frozen=True, slots=True)
-class ConsensusParty:
+class AveragingPartyState:
     """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
 
     Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any.
@@ -207,7 +207,7 @@ class ConsensusParty:
 
 @state("averaging.server")
 @dataclass(frozen=True, slots=True)
-class ConsensusServer:
+class AveragingServerState:
     """The model as it stands, the round and sweep it is for, and the server update's own state."""
 
     model: Message
@@ -217,15 +217,15 @@ class ConsensusServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Consensus(ProgramBase):
+class LocalAveraging(ProgramBase):
     """Each party runs `steps` local iterations from the broadcast H and sends its H_p; the server aggregates them.
 
         local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps, pulled to H      sent: H_p (k × m), weight n_p
         finish:  H ← server_update(H, aggregation(H_p))                   broadcast: H (k × m), round and sweep (2)
 
-    FedAvg-NMF and Syn-SD are this with a mean, FedProx with a pull, FNMF with an aligned pull and a barycenter. The
-    pull begins in round `free_rounds`: before that there is nothing worth being pulled to. With an aligned upload each
-    round takes `sweeps` exchanges, of which the first alone iterates. Never sent: X_p, W_p.
+    FedAvg-NMF and Syn-SD use a mean, FedProx adds a proximal term, FNMF an aligned proximal term and a barycenter. The
+    proximal term is off in the first `uncoupled_rounds` rounds, when there is no useful model yet. With an aligned
+    upload each round takes `sweeps` exchanges; parties iterate in the first only. Never sent: X_p, W_p.
 
     With a `sketch` every local step of H is that of ½‖SᵀX_p − SᵀW_p H‖² for an S (n_p × d) drawn anew from the party's
     own secret, which nobody else can draw; W's steps stay exact. With one participant per round and a `Relaxation`
@@ -242,17 +242,17 @@ class Consensus(ProgramBase):
     aggregation: Aggregation = WeightedMean()
     server_update: ServerUpdate = Replace()
     coupling: Coupling = NoPull()
-    joining: Overwrite | Personal = Overwrite()
+    synchronisation: AdoptModel | PersonalComponents = AdoptModel()
     upload: WholeUpload | AlignedUpload = WholeUpload()
-    free_rounds: int = 0
+    uncoupled_rounds: int = 0
     sweeps: int = 1
     sketch: Proportion | None = None
     game: Game | None = None
     asynchronous: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("free_rounds", 0)):
-            whole_number(f"Consensus: {name}", getattr(self, name), least=least)
+        for name, least in (("rank", 1), ("steps", 1), ("sweeps", 1), ("uncoupled_rounds", 0)):
+            whole_number(f"LocalAveraging: {name}", getattr(self, name), least=least)
         self.coupling.check(self.solver.rule)
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
@@ -275,19 +275,19 @@ class Consensus(ProgramBase):
         """A round takes an exchange for each sweep, or as many arrivals as there are parties."""
         return rounds * (n_parties if self.asynchronous else self.sweeps)
 
-    def start_party(self, shard: Shard, layout: Layout) -> ConsensusParty:
-        return ConsensusParty()
+    def start_party(self, shard: Shard, layout: Layout) -> AveragingPartyState:
+        return AveragingPartyState()
 
-    def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[AveragingServerState, Message]:
         draw = stream(layout.seed, "start")
         Ht = self.init_mode.model(layout, self.rank, draw)
         is_sent = Ht is not None
         if Ht is None:
             Ht = random_columns(layout.n_features, self.rank, draw, layout.dtype)
-        server = ConsensusServer(Message({"H": Ht.T}), self.server_update.init(Message({"H": Ht.T})))
+        server = AveragingServerState(Message({"H": Ht.T}), self.server_update.init(Message({"H": Ht.T})))
         return server, _broadcast(server, is_sent)
 
-    def local(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Message]:
+    def local(self, shard: Shard, party: AveragingPartyState, model: Message) -> tuple[AveragingPartyState, Message]:
         number, sweep = (int(value) for value in model["turn"])
         Ht = _model_columns(shard, model)
         if sweep == 0:
@@ -295,7 +295,9 @@ class Consensus(ProgramBase):
         is_late = party.round != number  # missed the first sweep: nothing to add to this round
         return party, self.upload.message(shard, party.Ht, Ht, is_late, self.rank)
 
-    def _iterate(self, shard: Shard, party: ConsensusParty, model_Ht: Array | None, number: int) -> ConsensusParty:
+    def _iterate(
+        self, shard: Shard, party: AveragingPartyState, model_Ht: Array | None, number: int
+    ) -> AveragingPartyState:
         rule = self.solver.rule
         if party.W is None:
             is_late = number > 0 and model_Ht is not None  # joins where there is something worth beginning from
@@ -303,24 +305,26 @@ class Consensus(ProgramBase):
             Ht = start.columns(shard, model_Ht, self.rank)
             W = start.weights(shard, Ht, self.solver)
         else:
-            Ht, W = self.joining.begin(shard, party.W, party.Ht, model_Ht, self.solver)
+            Ht, W = self.synchronisation.begin(shard, party.W, party.Ht, model_Ht, self.solver)
         if self.game is not None:
-            return self._play(shard, party, W, Ht, number)
+            return self._play_game(shard, party, W, Ht, number)
         rows = RowState(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))
         columns = self.solver.begin(Ht)
         columns = replace(columns, memory=replace(columns.memory, count=party.count, scale=party.scale_H))
-        is_free = model_Ht is None or number < self.free_rounds
+        is_free = model_Ht is None or number < self.uncoupled_rounds
         pulls: Coupling = NoPull() if is_free else self.coupling
-        tether = ProximalAnchor(Ht if model_Ht is None else model_Ht)
+        anchor = ProximalAnchor(Ht if model_Ht is None else model_Ht)
         if self.sketch is None:
-            rows, columns = run_local_steps(self.solver, shard.matrix, rows, columns, pulls, tether, self.steps)
+            rows, columns = run_local_steps(self.solver, shard.matrix, rows, columns, pulls, anchor, self.steps)
         else:
             draws = (self._private_sketch(shard, party.count + i) for i in range(self.steps))
-            rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, tether, draws)
+            rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, anchor, draws)
         scales = (0.0 if rows.memory is None else rows.memory.scale, columns.memory.scale)
-        return ConsensusParty(rows.W, columns.Ht, party.count + self.steps, number, *scales)
+        return AveragingPartyState(rows.W, columns.Ht, party.count + self.steps, number, *scales)
 
-    def _play(self, shard: Shard, party: ConsensusParty, W: Array, Ht: Array, number: int) -> ConsensusParty:
+    def _play_game(
+        self, shard: Shard, party: AveragingPartyState, W: Array, Ht: Array, number: int
+    ) -> AveragingPartyState:
         """`steps` sweeps of the game; its pace is kept as the scale of W, and begins anew where there is none."""
         assert self.game is not None
         game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
@@ -335,35 +339,35 @@ class Consensus(ProgramBase):
                     f"Numbers at party {shard.name!r} left the range of floats in sweep {count + 1}. {game.way_out}"
                 )
             pace, seen = game.step.paced(pace, count, seen, latest), latest
-        return ConsensusParty(standing.W, standing.Ht, party.count + self.steps, number, pace)
+        return AveragingPartyState(standing.W, standing.Ht, party.count + self.steps, number, pace)
 
     def _private_sketch(self, shard: Shard, step: int) -> Operator:
         """S (n × d) of one step, which the party alone can draw."""
         assert self.sketch is not None
         return self.sketch.draw(shard.matrix.shape[0], self.rank, shard.secret, "S1", shard.name, step)
 
-    def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
+    def finish(self, server: AveragingServerState, aggregate: Message) -> tuple[AveragingServerState, Message]:
         """The aggregate moves the model; what rounding under masks leaves below zero becomes zero."""
-        agreed = self.upload.agreed(aggregate, server.model)
-        moved, memory = self.server_update.step(server.model, agreed, server.memory)
+        fill_unmatched = self.upload.fill_unmatched(aggregate, server.model)
+        moved, memory = self.server_update.step(server.model, fill_unmatched, server.memory)
         model = Message({"H": moved["H"].clip(min=0)}, moved.weight)
         is_last = server.sweep + 1 >= self.sweeps
         number, sweep = (server.round + 1, 0) if is_last else (server.round, server.sweep + 1)
-        after = ConsensusServer(model, memory, number, sweep)
+        after = AveragingServerState(model, memory, number, sweep)
         return after, _broadcast(after, True)
 
-    def components(self, server: ConsensusServer) -> Array:
+    def components(self, server: AveragingServerState) -> Array:
         return server.model["H"]
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        return (self.upload.expected(self.rank, layout),)
+        return (self.upload.upload_spec(self.rank, layout),)
 
     def turn(self, model: Message) -> Turn:
         sweep = int(model["turn"][1])
         return Turn(sweep, self.sweeps, works=sweep == 0, ends_round=sweep == 0)
 
 
-def _broadcast(server: ConsensusServer, is_sent: bool) -> Message:
+def _broadcast(server: AveragingServerState, is_sent: bool) -> Message:
     turn = np.array([server.round, server.sweep], np.int64)
     return Message({"H": server.model["H"], "turn": turn} if is_sent else {"turn": turn})
 
@@ -375,13 +379,13 @@ def _model_columns(shard: Shard, model: Message) -> Array | None:
 @method("fedavg", privacy=("party",))
 def fedavg(
     problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, init_mode: InitMode = SHARED_INIT
-) -> Consensus:
+) -> LocalAveraging:
     """Parties iterate from the shared H, which is then averaged by position.
 
     McMahan et al. (2017), applied to NMF by coordinate descent. `weighted`: by numbers of rows.
     """
     aggregation = WeightedMean() if weighted else Mean()
-    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode, aggregation)
+    return LocalAveraging(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode, aggregation)
 
 
 @method("fedprox", privacy=("party",))
@@ -391,31 +395,33 @@ def fedprox(
     strength: Annotated[float, AtLeast(0)] = 0.1,
     local_steps: Steps = 10,
     init_mode: InitMode = SHARED_INIT,
-) -> Consensus:
+) -> LocalAveraging:
     """As fedavg, while parties are pulled to the shared H.
 
     Li et al. (2020), applied to NMF by iPALM. `strength` is that of the pull.
     """
     solver = SquaredError(InertialPalm())
-    return Consensus(problem.rank, solver, local_steps, init_mode, coupling=ProximalTerm(strength), free_rounds=1)
+    return LocalAveraging(
+        problem.rank, solver, local_steps, init_mode, coupling=ProximalTerm(strength), uncoupled_rounds=1
+    )
 
 
 @method("one-shot-ipalm", rounds=1, privacy=("party",))
-def one_shot_ipalm(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> Consensus:
+def one_shot_ipalm(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> LocalAveraging:
     """Every party iterates alone; components are averaged once, by position.
 
     By iPALM: a baseline of the FNMF paper.
     """
-    return Consensus(problem.rank, SquaredError(InertialPalm()), local_steps, init_mode)
+    return LocalAveraging(problem.rank, SquaredError(InertialPalm()), local_steps, init_mode)
 
 
 @method("one-shot-mu", rounds=1, privacy=("party",))
-def one_shot_mu(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> Consensus:
+def one_shot_mu(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> LocalAveraging:
     """As one-shot-ipalm, by multiplicative updates."""
-    return Consensus(problem.rank, SquaredError(Multiplicative()), local_steps, init_mode)
+    return LocalAveraging(problem.rank, SquaredError(Multiplicative()), local_steps, init_mode)
 
 
 @method("local-only", rounds=1)
-def local_only(problem: Problem, *, local_steps: Steps = 100, init_mode: LocalInitMode = LOCAL_INIT) -> Consensus:
+def local_only(problem: Problem, *, local_steps: Steps = 100, init_mode: LocalInitMode = LOCAL_INIT) -> LocalAveraging:
     """Every party factorizes alone from its own start, and the H_p are averaged once: what not to do."""
-    return Consensus(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode)
+    return LocalAveraging(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode)

@@ -36,7 +36,7 @@ class DocumentCounts(ProgramBase):
 
 @state("pairs.sums")
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CooccurrenceServerState:
     """What the server knows: how many documents, of each word, of each pair (int64); None before the sum."""
 
     documents: Array | None = None
@@ -46,7 +46,7 @@ class Counted:
 
 @state("pairs.party")
 @dataclass(frozen=True, slots=True)
-class Counter:
+class CooccurrencePartyState:
     """Whether a party has sent its counts."""
 
     has_sent: bool = False
@@ -67,11 +67,11 @@ class CooccurrenceSums(DocumentCounts):
     For C_v a party's rows are windows instead of documents (`evaluation.topic_quality.windows`).
     """
 
-    asked: TopicPairs
+    topic_pairs: TopicPairs
     aggregation: Sum = Sum()
 
     def __post_init__(self) -> None:
-        if not self.asked.words:
+        if not self.topic_pairs.words:
             raise ParameterError("There is nothing to count: the topics have no words.")
 
     @staticmethod
@@ -79,52 +79,56 @@ class CooccurrenceSums(DocumentCounts):
         """For topics as lists of columns (`evaluation.topic_quality.top_columns`)."""
         return CooccurrenceSums(TopicPairs.of(topics))
 
-    def start_party(self, shard: Shard, layout: Layout) -> Counter:
-        return Counter()
+    def start_party(self, shard: Shard, layout: Layout) -> CooccurrencePartyState:
+        return CooccurrencePartyState()
 
-    def start_server(self, layout: Layout) -> tuple[Counted, Message]:
-        if self.asked.words[-1] >= layout.n_features:
+    def start_server(self, layout: Layout) -> tuple[CooccurrenceServerState, Message]:
+        if self.topic_pairs.words[-1] >= layout.n_features:
             raise ParameterError(
-                f"Topics name column {self.asked.words[-1]}, but the parties have {layout.n_features} columns."
+                f"Topics name column {self.topic_pairs.words[-1]}, but the parties have {layout.n_features} columns."
             )
-        pairs = np.array(self.asked.pairs, np.int64).reshape(-1, 2)
-        return Counted(), Message({"words": np.array(self.asked.words, np.int64), "pairs": pairs})
+        pairs = np.array(self.topic_pairs.pairs, np.int64).reshape(-1, 2)
+        return CooccurrenceServerState(), Message({"words": np.array(self.topic_pairs.words, np.int64), "pairs": pairs})
 
-    def local(self, shard: Shard, party: Counter, model: Message) -> tuple[Counter, Message]:
+    def local(
+        self, shard: Shard, party: CooccurrencePartyState, model: Message
+    ) -> tuple[CooccurrencePartyState, Message]:
         if party.has_sent:
             raise ParameterError(
                 f"Party {shard.name!r} has sent its counts already. Counting takes one round: two sums of which one "
                 "lacks a party differ by its counts."
             )
-        counted = count_pairs(word_counts(shard.matrix), self.asked)
+        counted = count_pairs(word_counts(shard.matrix), self.topic_pairs)
         documents = np.array([counted.documents], np.int64)
-        return Counter(True), Message({"documents": documents, "words": counted.words, "pairs": counted.pairs})
+        return CooccurrencePartyState(True), Message(
+            {"documents": documents, "words": counted.words, "pairs": counted.pairs}
+        )
 
-    def finish(self, server: Counted, aggregate: Message) -> tuple[Counted, Message]:
+    def finish(self, server: CooccurrenceServerState, aggregate: Message) -> tuple[CooccurrenceServerState, Message]:
         totals = (kernels.of(aggregate[name]).to_numpy(aggregate[name]) for name in ("documents", "words", "pairs"))
-        counted = Counted(*totals)
+        counted = CooccurrenceServerState(*totals)
         return counted, Message({"documents": counted.documents})
 
-    def counts(self, server: Counted) -> Cooccurrence:
+    def counts(self, server: CooccurrenceServerState) -> Cooccurrence:
         """What `evaluation.topic_quality` takes."""
         if server.documents is None or server.words is None or server.pairs is None:
             raise DataError("Nothing has been counted yet. Run one round first.")
-        return Cooccurrence(self.asked, int(server.documents[0]), server.words, server.pairs)
+        return Cooccurrence(self.topic_pairs, int(server.documents[0]), server.words, server.pairs)
 
-    def components(self, server: Counted) -> Array:
-        return np.zeros((0, len(self.asked.words)))
+    def components(self, server: CooccurrenceServerState) -> Array:
+        return np.zeros((0, len(self.topic_pairs.words)))
 
-    def metrics(self, server: Counted) -> Mapping[str, float]:
+    def metrics(self, server: CooccurrenceServerState) -> Mapping[str, float]:
         return {"documents": 0.0 if server.documents is None else float(server.documents[0])}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        sizes = {"documents": 1, "words": len(self.asked.words), "pairs": len(self.asked.pairs)}
+        sizes = {"documents": 1, "words": len(self.topic_pairs.words), "pairs": len(self.topic_pairs.pairs)}
         return ({name: ArraySpec((size,), "int", non_negative=True) for name, size in sizes.items()},)
 
 
 @state("frequencies.sums")
 @dataclass(frozen=True, slots=True)
-class Frequencies:
+class FrequencyServerState:
     """What the server knows: how many documents there are, and with each word; None before the sum."""
 
     documents: int = 0
@@ -133,7 +137,7 @@ class Frequencies:
 
 @state("frequencies.party")
 @dataclass(frozen=True, slots=True)
-class Sender:
+class FrequencyPartyState:
     """Whether a party has sent its frequencies."""
 
     has_sent: bool = False
@@ -151,33 +155,33 @@ class FrequencySums(DocumentCounts):
 
     aggregation: Sum = Sum()
 
-    def start_party(self, shard: Shard, layout: Layout) -> Sender:
-        return Sender()
+    def start_party(self, shard: Shard, layout: Layout) -> FrequencyPartyState:
+        return FrequencyPartyState()
 
-    def start_server(self, layout: Layout) -> tuple[Frequencies, Message]:
-        return Frequencies(), Message({"documents": np.zeros(1, np.int64)})
+    def start_server(self, layout: Layout) -> tuple[FrequencyServerState, Message]:
+        return FrequencyServerState(), Message({"documents": np.zeros(1, np.int64)})
 
-    def local(self, shard: Shard, party: Sender, model: Message) -> tuple[Sender, Message]:
+    def local(self, shard: Shard, party: FrequencyPartyState, model: Message) -> tuple[FrequencyPartyState, Message]:
         if party.has_sent:
             raise ParameterError(f"Party {shard.name!r} has sent its counts already. Counting takes one round.")
         rows = word_counts(shard.matrix)
         words = np.bincount(rows.indices[rows.data > 0], minlength=rows.shape[1]).astype(np.int64)
-        return Sender(True), Message({"documents": np.array([rows.shape[0]], np.int64), "words": words})
+        return FrequencyPartyState(True), Message({"documents": np.array([rows.shape[0]], np.int64), "words": words})
 
-    def finish(self, server: Frequencies, aggregate: Message) -> tuple[Frequencies, Message]:
+    def finish(self, server: FrequencyServerState, aggregate: Message) -> tuple[FrequencyServerState, Message]:
         documents, words = (kernels.of(aggregate[name]).to_numpy(aggregate[name]) for name in ("documents", "words"))
-        return Frequencies(int(documents[0]), words), Message({"documents": documents})
+        return FrequencyServerState(int(documents[0]), words), Message({"documents": documents})
 
-    def counts(self, server: Frequencies) -> tuple[np.ndarray, int]:
+    def counts(self, server: FrequencyServerState) -> tuple[np.ndarray, int]:
         """Document frequencies (V), and the number of documents."""
         if server.words is None:
             raise DataError("Nothing has been counted yet. Run one round first.")
         return server.words, server.documents
 
-    def components(self, server: Frequencies) -> Array:
+    def components(self, server: FrequencyServerState) -> Array:
         return np.zeros((0, 0 if server.words is None else len(server.words)))
 
-    def metrics(self, server: Frequencies) -> Mapping[str, float]:
+    def metrics(self, server: FrequencyServerState) -> Mapping[str, float]:
         return {"documents": float(server.documents)}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:

@@ -42,7 +42,7 @@ from partsong.solvers.update_rules import RULES, Multiplicative, NoExtrapolation
 
 @state("dsanls.party")
 @dataclass(frozen=True, slots=True)
-class SketchParty:
+class DsanlsPartyState:
     """The shared seed, the number of parties; W_r (|I_r| × k), H_rᵀ (|J_r| × k), and what the rules remember of each.
 
     Factors are None before the first exchange.
@@ -57,7 +57,7 @@ class SketchParty:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class DsanlsIteration:
     """One iteration at a party: all that its two steps need; `cap` bounds what comes of them."""
 
     rank: int
@@ -67,7 +67,7 @@ class Turns:
     iteration: int
     cap: float
 
-    def measured(self, party: SketchParty, Ht: Array) -> tuple[SketchParty, np.ndarray]:
+    def measured(self, party: DsanlsPartyState, Ht: Array) -> tuple[DsanlsPartyState, np.ndarray]:
         """‖X_r − W_r H‖², ‖X_r‖² and the party's share of the penalties, from one pass over X_r.
 
         Before the first step it makes the factors too: W_r from H and each row alone, H_r from H.
@@ -90,7 +90,7 @@ class Turns:
         penalties += self.matrix.n_rows * _size(self.solver.penalty_H, Ht_block)
         return replace(party, W=new, Ht_block=Ht_block), np.array([error, energy, penalties])
 
-    def row_step(self, party: SketchParty, B: Array) -> SketchParty:
+    def row_step(self, party: DsanlsPartyState, B: Array) -> DsanlsPartyState:
         """W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ) for B = H S (k × d), a block of rows after another."""
         (gram, Bt), penalty, m = _gram(self.matrix.native(B)), self.solver.penalty_W, self.matrix.shape[1]
         shared, shift = NormalEquations(gram, gram).penalised(penalty, m).gram, penalty.l1 * m
@@ -114,7 +114,7 @@ class Turns:
         after = replace(states[0], previous=previous)  # all else is the same in all blocks, which share one gram
         return replace(party, W=self._capped(W), memory_W=after)
 
-    def column_step(self, party: SketchParty, B: Array) -> SketchParty:
+    def column_step(self, party: DsanlsPartyState, B: Array) -> DsanlsPartyState:
         """H_r ← rule(H_r; B'B'ᵀ, X[:, J_r]ᵀ S' B'ᵀ) for B' = Wᵀ S' (k × d')."""
         gram, Bt = _gram(self.matrix.native(B))
         cross = crossing.transposed_times(self._S("H", party), self.matrix.column_block, Bt)
@@ -126,20 +126,20 @@ class Turns:
     def _capped(self, factor: Array) -> Array:
         return factor if self.cap == np.inf else factor.clip(max=self.cap)
 
-    def sketch_of_whole(self, party: SketchParty, Ht: Array) -> Array:
+    def sketch_of_whole(self, party: DsanlsPartyState, Ht: Array) -> Array:
         """H S (k × d) from all of H."""
         return crossing.placed_rows(self._S("W", party), Ht, 0)
 
-    def sketched_W(self, party: SketchParty) -> Array:
+    def sketched_W(self, party: DsanlsPartyState) -> Array:
         """W_rᵀ S'[I_r] (k × d')."""
         return crossing.placed_rows(self._S("H", party), party.W, self.matrix.first_row)
 
-    def sketched_H(self, party: SketchParty) -> Array:
+    def sketched_H(self, party: DsanlsPartyState) -> Array:
         """H_r S[J_r] (k × d), for the next iteration."""
         following = replace(self, iteration=self.iteration + 1)
         return crossing.placed_rows(following._S("W", party), party.Ht_block, self.matrix.first_column)
 
-    def whole_H(self, party: SketchParty) -> Array:
+    def whole_H(self, party: DsanlsPartyState) -> Array:
         """H_r where it belongs in all of H (k × m), which is zero elsewhere."""
         first, last = self._columns
         whole = kernels.of(party.Ht_block).empty((self.matrix.shape[1], self.rank), party.Ht_block)
@@ -150,7 +150,7 @@ class Turns:
     def _columns(self) -> tuple[int, int]:
         return self.matrix.first_column, self.matrix.first_column + self.matrix.column_block.shape[1]
 
-    def _S(self, factor: str, party: SketchParty) -> Operator:
+    def _S(self, factor: str, party: DsanlsPartyState) -> Operator:
         """S for the step of a factor: of the columns of X for W, of its rows for H."""
         size = self.matrix.shape[1] if factor == "W" else self.matrix.n_rows
         return self.sketch.draw(size, self.rank, party.seed, factor, self.iteration)
@@ -168,7 +168,7 @@ def _size(penalty: Penalty, factor: Array) -> float:
     return penalty.l1 * float(factor.sum()) + 0.5 * penalty.l2 * float(kernels.of(factor).inner(factor, factor))
 
 
-LONE = (
+SINGLE_PARTY_REASON = (
     "every node holds columns of everybody's rows, and what it alone adds to a sum is seen in it. Sketched exchange is "
     "for the machines of one owner; parties that hide data from each other use shared statistics."
 )
@@ -176,7 +176,7 @@ LONE = (
 
 @state("dsanls.server")
 @dataclass(frozen=True, slots=True)
-class SketchServer:
+class DsanlsServerState:
     """H (k × m) when it last was whole, the exchange that comes next, and the sums of the latest error.
 
     `parties` were in the first sum, and have to be in all; `cap` bounds the entries of both factors (0: nothing does).
@@ -241,7 +241,11 @@ class SketchExchange(ProgramBase):
     def traits(self) -> Traits:
         """Every node has a part of both factors. Masks would promise what the blocks have given away already."""
         return Traits(
-            full_participation=True, needs_columns=True, requires="plain", reason=LONE, measured_every=self.every
+            full_participation=True,
+            needs_columns=True,
+            requires="plain",
+            reason=SINGLE_PARTY_REASON,
+            measured_every=self.every,
         )
 
     @property
@@ -253,7 +257,7 @@ class SketchExchange(ProgramBase):
         """Two for each iteration, and the one that tells the error of the last H."""
         return 2 * rounds + 1
 
-    def start_party(self, shard: Shard, layout: Layout) -> SketchParty:
+    def start_party(self, shard: Shard, layout: Layout) -> DsanlsPartyState:
         """Neither W nor H yet; several parties need both sides of their blocks."""
         if len(layout.parties) > 1 and not isinstance(shard.matrix, TwoSided):
             raise CompositionError(
@@ -266,19 +270,19 @@ class SketchExchange(ProgramBase):
             raise CompositionError(
                 f"The program was made for {self.n_rows} rows of all parties, but party {shard.name!r} says {n_rows}."
             )
-        return SketchParty(layout.seed, len(layout.parties))
+        return DsanlsPartyState(layout.seed, len(layout.parties))
 
-    def start_server(self, layout: Layout) -> tuple[SketchServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[DsanlsServerState, Message]:
         return self.start_from(random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype))
 
-    def start_from(self, Ht: Array) -> tuple[SketchServer, Message]:
+    def start_from(self, Ht: Array) -> tuple[DsanlsServerState, Message]:
         """The server's start from a given Hᵀ."""
-        server = SketchServer(Ht.T)
+        server = DsanlsServerState(Ht.T)
         return server, self._model(server, {"H": server.H})
 
-    def local(self, shard: Shard, party: SketchParty, model: Message) -> tuple[SketchParty, Message]:
+    def local(self, shard: Shard, party: DsanlsPartyState, model: Message) -> tuple[DsanlsPartyState, Message]:
         iteration, is_second = divmod(int(model["turn"][0]), 2)
-        turns = Turns(self.rank, self.solver, self.sketch, TwoSided.of(shard.matrix), iteration, _cap(model))
+        turns = DsanlsIteration(self.rank, self.solver, self.sketch, TwoSided.of(shard.matrix), iteration, _cap(model))
         if is_second:
             party = turns.column_step(party, model["sketched_W"])
             if self.is_whole(iteration + 1):
@@ -297,7 +301,7 @@ class SketchExchange(ProgramBase):
         arrays["sketched_W"] = turns.sketched_W(moved if self.fresh else party)
         return moved, Message(arrays)
 
-    def finish(self, server: SketchServer, aggregate: Message) -> tuple[SketchServer, Message]:
+    def finish(self, server: DsanlsServerState, aggregate: Message) -> tuple[DsanlsServerState, Message]:
         """The sum is sent on; what it tells of error, blocks and size is kept."""
         server = self._checked(server, aggregate)
         sums = {name: array for name, array in aggregate.arrays.items() if name not in ("totals", "blocks")}
@@ -308,7 +312,7 @@ class SketchExchange(ProgramBase):
             after = replace(after, cap=float(np.sqrt(2 * np.sqrt(energy))))
         return after, self._model(after, sums)
 
-    def _checked(self, server: SketchServer, aggregate: Message) -> SketchServer:
+    def _checked(self, server: DsanlsServerState, aggregate: Message) -> DsanlsServerState:
         if "blocks" in aggregate.arrays:
             require_cover(aggregate["blocks"])
             return replace(server, parties=aggregate.weight)
@@ -320,11 +324,11 @@ class SketchExchange(ProgramBase):
             )
         return server
 
-    def _model(self, server: SketchServer, sums: Mapping[str, Array]) -> Message:
+    def _model(self, server: DsanlsServerState, sums: Mapping[str, Array]) -> Message:
         cap = {"cap": np.array([server.cap])} if server.cap > 0 else {}
         return Message({**sums, **cap, "turn": np.array([server.turn], np.int64)})
 
-    def components(self, server: SketchServer) -> Array:
+    def components(self, server: DsanlsServerState) -> Array:
         return server.H
 
     def is_whole(self, iteration: int) -> bool:
@@ -336,7 +340,7 @@ class SketchExchange(ProgramBase):
         iteration, is_second = divmod(int(model["turn"][0]), 2)
         return Turn(ends_round=bool(is_second) and iteration > 0 and self.is_whole(iteration))
 
-    def metrics(self, server: SketchServer) -> Mapping[str, float]:
+    def metrics(self, server: DsanlsServerState) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ of the latest whole H and the objective over ½‖X‖², after the exchange that told them."""
         if np.isnan(server.squared_norm):
             return {}
@@ -352,14 +356,19 @@ class SketchExchange(ProgramBase):
             return ()
         k, m, size = self.rank, layout.n_features, self.sketch.dimension
         of_W, of_H = (
-            ArraySpec((k, size(n, k)), non_negative=self.has_no_signs, single_party_reason=LONE, meaning=meaning)
+            ArraySpec(
+                (k, size(n, k)),
+                non_negative=self.has_no_signs,
+                single_party_reason=SINGLE_PARTY_REASON,
+                meaning=meaning,
+            )
             for n, meaning in ((self.n_rows, "W_rᵀ S'"), (m, "H_r S"))
         )
         W = {"sketched_W": of_W}
         totals = {"totals": ArraySpec((3,), meaning="‖X_r − W_r H‖², ‖X_r‖² and penalties")}
         blocks = {"blocks": ArraySpec((2,), meaning="that the blocks cover X, once")}
         whole = "the columns of H that are the node's own, in their place"
-        H = ArraySpec((k, m), non_negative=True, single_party_reason=LONE, is_factor=True, meaning=whole)
+        H = ArraySpec((k, m), non_negative=True, single_party_reason=SINGLE_PARTY_REASON, is_factor=True, meaning=whole)
         return W, {**W, **totals}, {**W, **totals, **blocks}, {"sketched_H": of_H}, {"H": H}
 
 

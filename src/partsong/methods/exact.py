@@ -12,7 +12,7 @@ from partsong.core.parameters import Steps
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
 from partsong.methods.init_modes import SHARED_INIT, SharedInitMode
-from partsong.methods.registry import Problem, Texts, method
+from partsong.methods.registry import Problem, TopicConfig, method
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import SWEEPS, CoordinateDescent, Extrapolation, NoExtrapolation
@@ -84,7 +84,10 @@ class SharedSums(ProgramBase):
 
 
 @method(
-    "exact", privacy=("row",), over_ranks=True, texts=Texts(200, "nmf", {"accelerate": True, "local_steps": SWEEPS})
+    "exact",
+    privacy=("row",),
+    over_ranks=True,
+    texts=TopicConfig(200, "nmf", {"accelerate": True, "local_steps": SWEEPS}),
 )
 def exact(
     problem: Problem, *, local_steps: Steps = 3, accelerate: bool = False, init_mode: SharedInitMode = SHARED_INIT

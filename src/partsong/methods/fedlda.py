@@ -15,7 +15,7 @@ from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Message, 
 from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import ParameterError, ShapeError
-from partsong.methods.registry import Problem, Texts, method
+from partsong.methods.registry import Problem, TopicConfig, method
 from partsong.solvers.lda import TopicRows, expectations, require_counts
 
 START = 100.0
@@ -24,7 +24,7 @@ START = 100.0
 
 @state("fedlda.party")
 @dataclass(frozen=True, slots=True)
-class DocumentTopics:
+class LDAPartyState:
     """A party's private half: γ (n × k) of its documents; None before its first round."""
 
     gamma: Array | None = None
@@ -37,7 +37,7 @@ class DocumentTopics:
 
 @state("fedlda.server")
 @dataclass(frozen=True, slots=True)
-class TopicWords:
+class LDAServerState:
     """The server's half: λᵀ (V × k), rounds done, how many parties there are, all their documents (0: not known yet).
 
     `perplexity` is of the documents that took part last, under the model that they were sent.
@@ -107,32 +107,32 @@ class FederatedLDA(ProgramBase):
         alpha = 1.0 / self.rank if self.alpha is None else self.alpha
         return TopicRows(alpha, self.iterations, self.tolerance)
 
-    def start_party(self, shard: Shard, layout: Layout) -> DocumentTopics:
+    def start_party(self, shard: Shard, layout: Layout) -> LDAPartyState:
         require_counts(shard.matrix)
-        return DocumentTopics()
+        return LDAPartyState()
 
-    def start_server(self, layout: Layout) -> tuple[TopicWords, Message]:
+    def start_server(self, layout: Layout) -> tuple[LDAServerState, Message]:
         draw = stream(layout.seed, "start")
         totals = draw.gamma(START, 1 / START, (self.rank, layout.n_features)).T
         return self.start_from(totals, len(layout.parties))
 
-    def start_from(self, totals: Array, parties: int) -> tuple[TopicWords, Message]:
+    def start_from(self, totals: Array, parties: int) -> tuple[LDAServerState, Message]:
         """The server's start from a given λᵀ (V × k), for so many parties."""
         given = np.ascontiguousarray(kernels.of(totals).to_numpy(totals), np.float64)
         if given.ndim != 2 or given.shape[1] != self.rank or not (np.isfinite(given).all() and (given > 0).all()):
             raise ShapeError(f"A start has {self.rank} columns of numbers above zero; got shape {given.shape}.")
-        server = TopicWords(given, 0, parties, float(self.documents or 0))
+        server = LDAServerState(given, 0, parties, float(self.documents or 0))
         return server, _model(server)
 
-    def local(self, shard: Shard, party: DocumentTopics, model: Message) -> tuple[DocumentTopics, Message]:
+    def local(self, shard: Shard, party: LDAPartyState, model: Message) -> tuple[LDAPartyState, Message]:
         B = np.asarray(kernels.of(model["H"]).to_numpy(model["H"]), np.float64).T
         before = None if self.starts_over or party.gamma is None else np.asarray(party.gamma)
         done = self.solver.infer(shard.matrix, B, before)
         n, words = shard.matrix.shape[0], float(done.counts.sum())
         sent = {"counts": done.counts.T, "totals": np.array([1.0, n, words]), "bound": np.array([done.bound])}
-        return DocumentTopics(done.gamma), Message(sent, float(n))
+        return LDAPartyState(done.gamma), Message(sent, float(n))
 
-    def finish(self, server: TopicWords, aggregate: Message) -> tuple[TopicWords, Message]:
+    def finish(self, server: LDAServerState, aggregate: Message) -> tuple[LDAServerState, Message]:
         parties, documents, words = (float(value) for value in aggregate["totals"])
         is_full = round(parties) >= server.parties
         known = documents if is_full else server.documents
@@ -141,7 +141,7 @@ class FederatedLDA(ProgramBase):
         fresh = self.prior + scale * np.maximum(counts, 0.0)
         step = 1.0 if is_full else min(1.0, (self.offset + server.rounds + 1) ** -self.decay)
         bound = scale * float(aggregate["bound"][0]) + self._topics_bound(server.totals)
-        moved = TopicWords(
+        moved = LDAServerState(
             np.ascontiguousarray(fresh if step == 1.0 else (1 - step) * server.totals + step * fresh),
             server.rounds + 1,
             server.parties,
@@ -150,18 +150,18 @@ class FederatedLDA(ProgramBase):
         )
         return moved, _model(moved)
 
-    def components(self, server: TopicWords) -> Array:
+    def components(self, server: LDAServerState) -> Array:
         """E[β] = λ / Σ_w λ (k × V): the probability of each word in each topic."""
         return (server.totals / server.totals.sum(axis=0)).T
 
-    def weights(self, server: TopicWords, matrix: Matrix) -> Array:
+    def weights(self, server: LDAServerState, matrix: Matrix) -> Array:
         """θ (n × k) of documents under exp E[log β], as in training and in scikit-learn's transform.
 
         `solver` has only `components` to go by, which are without the number of words behind them.
         """
         return self.solver.shares(matrix, expectations(server.totals))
 
-    def metrics(self, server: TopicWords) -> Mapping[str, float]:
+    def metrics(self, server: LDAServerState) -> Mapping[str, float]:
         """exp(−bound / words): the perplexity of those who took part, under the model that they were sent."""
         return {"perplexity": server.perplexity}
 
@@ -186,11 +186,11 @@ class FederatedLDA(ProgramBase):
         return float(each.sum() + k * gammaln(V * self.prior) - gammaln(sums).sum())
 
 
-def _model(server: TopicWords) -> Message:
+def _model(server: LDAServerState) -> Message:
     return Message({"H": expectations(server.totals).T})
 
 
-@method("fedlda", rounds=50, only_texts=True, constant_sums=True, texts=Texts(50, "lda"))
+@method("fedlda", rounds=50, only_texts=True, constant_sums=True, texts=TopicConfig(50, "lda"))
 def fedlda(problem: Problem) -> FederatedLDA:
     """Latent Dirichlet allocation: parties infer the topics of their documents and send expected counts of words.
 

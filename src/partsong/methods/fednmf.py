@@ -24,8 +24,8 @@ from partsong.core.parameters import Above, AtLeast, Choice, Steps, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import ParameterError
-from partsong.methods.averaging import OWN
-from partsong.methods.mutual_information.batches import documents_of
+from partsong.methods.averaging import OWN_COMPONENTS
+from partsong.methods.mutual_information.batches import to_documents
 from partsong.methods.mutual_information.critics import (
     BOUNDS,
     CRITICS,
@@ -36,7 +36,7 @@ from partsong.methods.mutual_information.critics import (
     MutualInformation,
 )
 from partsong.methods.mutual_information.descent import Descent
-from partsong.methods.registry import Problem, Texts, method
+from partsong.methods.registry import Problem, TopicConfig, method
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
 
@@ -45,7 +45,7 @@ CRITIC = "theta."
 
 @state("fednmf.party")
 @dataclass(frozen=True, slots=True)
-class TopicParty:
+class DescentPartyState:
     """W (n × k) as the party last left it, in how many rounds it has worked, and its latest estimate of information.
 
     Before its first round there is no W. Without a critic there is no estimate (NaN).
@@ -58,7 +58,7 @@ class TopicParty:
 
 @state("fednmf.server")
 @dataclass(frozen=True, slots=True)
-class TopicServer:
+class DescentServerState:
     """The model as it stands, and the server update's own state."""
 
     model: Message
@@ -66,7 +66,7 @@ class TopicServer:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRounds(ProgramBase):
+class FederatedDescent(ProgramBase):
     """Each party descends from the model on batches of its documents; the server averages, or steps adaptively.
 
         local:   (W_p, H_p, θ_p) ← descent(X_p; W_p, H, θ)             sent: H_p (k × V), θ_p, weight n_p
@@ -74,7 +74,7 @@ class TopicRounds(ProgramBase):
 
     FedNMF+MI (Si et al., 2022, Alg. 1), in rows: X is Aᵀ there, W is Hᵀ, H is Wᵀ. Without information in the descent
     there is no θ, and it is FedNMF. W_p is the party's own state, kept from round to round; a party that comes rarely
-    can fit it to the model before it descends (`fits_first`). Whoever evaluates fits weights anew by `solver`.
+    can fit it to the model before it descends (`warm_start_weights`). Whoever evaluates fits weights anew by `solver`.
 
     Start: H ~ U(0, 1)·2/V, so that a topic's words sum to about 1, and W_p ~ U(0, 1)·√(3/k), so that a document's
     weights have norm 1 or so. Neither needs data, and steps of the usual rates are stable for any V and k.
@@ -86,29 +86,29 @@ class TopicRounds(ProgramBase):
     server_update: ServerUpdate = Replace()
     solver: SquaredError = field(default_factory=SquaredError)
     aggregation: Aggregation = WeightedMean()
-    fits_first: bool = False
+    warm_start_weights: bool = False
 
     def __post_init__(self) -> None:
-        whole_number("TopicRounds: rank", self.rank)
+        whole_number("FederatedDescent: rank", self.rank)
 
-    def start_party(self, shard: Shard, layout: Layout) -> TopicParty:
-        return TopicParty()
+    def start_party(self, shard: Shard, layout: Layout) -> DescentPartyState:
+        return DescentPartyState()
 
-    def start_server(self, layout: Layout) -> tuple[TopicServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[DescentServerState, Message]:
         V = layout.n_features
         Ht = random_columns(V, self.rank, stream(layout.seed, "start"), layout.dtype) * (2.0 / V)
         theta = self.descent.information.start(V, self.rank, stream(layout.seed, "critic"), layout.dtype)
         model = _message(Ht, theta, 1.0)
-        return TopicServer(model, self.server_update.init(model)), model
+        return DescentServerState(model, self.server_update.init(model)), model
 
-    def local(self, shard: Shard, party: TopicParty, model: Message) -> tuple[TopicParty, Message]:
+    def local(self, shard: Shard, party: DescentPartyState, model: Message) -> tuple[DescentPartyState, Message]:
         Ht, theta = _at(shard, model)
         draw = stream(shard.secret, "batches", shard.name, party.rounds)
-        learned = self.descent.run(documents_of(shard.matrix), self._weights(shard, party, Ht), Ht, theta, draw)
-        after = TopicParty(learned.W, party.rounds + 1, learned.information)
+        learned = self.descent.run(to_documents(shard.matrix), self._weights(shard, party, Ht), Ht, theta, draw)
+        after = DescentPartyState(learned.W, party.rounds + 1, learned.information)
         return after, _message(learned.Ht, learned.theta, float(shard.matrix.shape[0]))
 
-    def refreshed(self, shard: Shard, party: TopicParty, model: Message) -> Array:
+    def refreshed(self, shard: Shard, party: DescentPartyState, model: Message) -> Array:
         """W_p for a model, information included: the fit to H, from which weights descend with H and θ as they are.
 
         `solver` gives the fit alone, which knows nothing of λ.
@@ -118,28 +118,28 @@ class TopicRounds(ProgramBase):
         if not theta:
             return W
         draw = stream(shard.secret, "refreshed", shard.name, party.rounds)
-        return self.descent.settle(documents_of(shard.matrix), W, Ht, theta, draw)
+        return self.descent.fit_weights(to_documents(shard.matrix), W, Ht, theta, draw)
 
-    def _weights(self, shard: Shard, party: TopicParty, Ht: Array) -> Array:
+    def _weights(self, shard: Shard, party: DescentPartyState, Ht: Array) -> Array:
         """What the party had, or U(0, 1)·√(3/k), or the fit to the model."""
-        if self.fits_first and party.rounds > 0:
+        if self.warm_start_weights and party.rounds > 0:
             return self.solver.solve_rows(shard.matrix, Ht)
         if party.W is not None:
             return party.W
         draw = stream(shard.secret, "weights", shard.name)
         return shard.matrix.native(draw.random((shard.matrix.shape[0], self.rank)) * (3.0 / self.rank) ** 0.5)
 
-    def finish(self, server: TopicServer, aggregate: Message) -> tuple[TopicServer, Message]:
+    def finish(self, server: DescentServerState, aggregate: Message) -> tuple[DescentServerState, Message]:
         moved, memory = self.server_update.step(server.model, aggregate, server.memory)
         model = Message({**moved.arrays, "H": moved["H"].clip(min=0)})
-        return TopicServer(model, memory), model
+        return DescentServerState(model, memory), model
 
-    def components(self, server: TopicServer) -> Array:
+    def components(self, server: DescentServerState) -> Array:
         return server.model["H"]
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         sizes = self.descent.information.sizes(layout.n_features, self.rank)
-        H = ArraySpec((self.rank, layout.n_features), non_negative=True, is_factor=True, meaning=OWN)
+        H = ArraySpec((self.rank, layout.n_features), non_negative=True, is_factor=True, meaning=OWN_COMPONENTS)
         return (
             {
                 "H": H,
@@ -166,7 +166,7 @@ WeightStep = Annotated[str, Choice.of("document", "batch")]
 Server = Annotated[Any, SERVER_UPDATES]
 
 
-@method("fednmf", rounds=50, only_texts=True, texts=Texts(50, "nmf-sgd"))
+@method("fednmf", rounds=50, only_texts=True, texts=TopicConfig(50, "nmf-sgd"))
 def fednmf(
     problem: Problem,
     *,
@@ -174,14 +174,14 @@ def fednmf(
     batch: Steps = 64,
     rate: Rate = 0.05,
     weight_step: WeightStep = "document",
-    fits_first: bool = False,
+    warm_start_weights: bool = False,
     server: Server = Replace,
     server_rate: Annotated[float | None, Above(0)] = None,
-) -> TopicRounds:
+) -> FederatedDescent:
     """Descent on batches of documents at the parties; the server averages, or takes steps of its own.
 
     Si et al. (2022); the server's steps are those of FedOpt (Reddi et al., 2021). By a `weight_step` "document" each
-    document moves by its own error: better topics in as many epochs (docs/guide/topics.md). `fits_first`:
+    document moves by its own error: better topics in as many epochs (docs/guide/topics.md). `warm_start_weights`:
     weights are fitted to the model before each round but the first.
     """
     if server is Replace and server_rate is not None:
@@ -192,10 +192,12 @@ def fednmf(
             parameter="server_rate",
         )
     update = Replace() if server is Replace else server(SERVER_RATE if server_rate is None else server_rate)
-    return TopicRounds(problem.rank, Descent(epochs, batch, rate, weight_step), update, fits_first=fits_first)
+    return FederatedDescent(
+        problem.rank, Descent(epochs, batch, rate, weight_step), update, warm_start_weights=warm_start_weights
+    )
 
 
-@method("fednmf-mi", extends=fednmf, rounds=50, only_texts=True, texts=Texts(50, "nmf-sgd-mi"))
+@method("fednmf-mi", extends=fednmf, rounds=50, only_texts=True, texts=TopicConfig(50, "nmf-sgd-mi"))
 def fednmf_mi(
     problem: Problem,
     *,
@@ -204,7 +206,7 @@ def fednmf_mi(
     mi_gradient: Annotated[Bound, BOUNDS] = ClippedBound(),
     critic_rate: Annotated[float | None, Above(0)] = None,
     **options: Any,
-) -> TopicRounds:
+) -> FederatedDescent:
     """As fednmf, while weights keep mutual information with the documents, by a critic that is learned with them.
 
     λ is `strength`; 0 is fednmf itself. As printed ("dv", at the rate of W) the critic hardly learns by averages;

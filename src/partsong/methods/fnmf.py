@@ -10,10 +10,10 @@ from partsong.aggregation.barycenter import BARYCENTERS, FixedPoint, FromMean, F
 from partsong.aggregation.linear import AlignedMean
 from partsong.core.interfaces import Aggregation, Alignment
 from partsong.core.parameters import AtLeast, Choice, Steps, Whole
-from partsong.methods.averaging import AlignedUpload, Consensus, Overwrite, Personal
+from partsong.methods.averaging import AdoptModel, AlignedUpload, LocalAveraging, PersonalComponents
 from partsong.methods.init_modes import LOCAL_INIT, InitMode, LocalInit
-from partsong.methods.registry import Problem, Texts, method
-from partsong.methods.relay import Relay, exact_after
+from partsong.methods.registry import Problem, TopicConfig, method
+from partsong.methods.two_stage import TwoStageProgram, exact_after
 from partsong.solvers.coupling import AlignedProximalTerm
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import InertialPalm
@@ -46,7 +46,7 @@ def fnmf_local(
     barycenter: Barycenters = FixedPoint,
     synchronisation: Synchronisation = "overwrite",
     init_mode: InitMode = LOCAL_INIT,
-) -> Consensus:
+) -> LocalAveraging:
     """Parties iterate long and alone; which component is which is found out before averaging.
 
     Parties run iPALM with a pull of `strength` towards the shared H, in the order that `client_align` finds `every` so
@@ -64,16 +64,16 @@ def fnmf_local(
         init_mode = replace(init_mode, announced=is_paper)
     pull = strength if strength is not None else 0.01 if is_paper else 0.1
     pause = every if every is not None else 1 if is_paper else 25
-    overwrite = Overwrite() if is_paper else Overwrite(follow=at_server)
-    return Consensus(
+    overwrite = AdoptModel() if is_paper else AdoptModel(follow=at_server)
+    return LocalAveraging(
         problem.rank,
         SquaredError(InertialPalm()),
         local_steps,
         init_mode,
         _barycenter(barycenter, at_server, is_paper),
         coupling=AlignedProximalTerm(pull, at_party, every=pause),
-        joining=Personal() if synchronisation == PERSONAL else overwrite,
-        free_rounds=0 if is_paper else 1,
+        synchronisation=PersonalComponents() if synchronisation == PERSONAL else overwrite,
+        uncoupled_rounds=0 if is_paper else 1,
     )
 
 
@@ -85,20 +85,20 @@ def _barycenter(kind: Any, align: Alignment, is_paper: bool) -> Aggregation:
     return made
 
 
-@method("fnmf", extends=fnmf_local, texts=Texts(rounds=200))
-def fnmf(problem: Problem, *, align: Align = Assignment(), **options: Any) -> Relay:
+@method("fnmf", extends=fnmf_local, texts=TopicConfig(rounds=200))
+def fnmf(problem: Problem, *, align: Align = Assignment(), **options: Any) -> TwoStageProgram:
     """One round as fnmf-local, then WᵀW and WᵀX as exact."""
     return exact_after(fnmf_local(problem, align=align, **options), LONG_ROUNDS)
 
 
 @method("fnmf-paper", extends=fnmf_local, without=("variant",), compared_rounds=10, privacy=("party",))
-def fnmf_paper(problem: Problem, *, align: Align = Assignment(), **options: Any) -> Consensus:
+def fnmf_paper(problem: Problem, *, align: Align = Assignment(), **options: Any) -> LocalAveraging:
     """As fnmf-local, exactly as the paper prints it."""
     return fnmf_local(problem, align=align, variant=PAPER, **options)
 
 
 @method("fnmf-personal", extends=fnmf_local, without=("synchronisation", "variant"), compared_rounds=10)
-def fnmf_personal(problem: Problem, **options: Any) -> Consensus:
+def fnmf_personal(problem: Problem, **options: Any) -> LocalAveraging:
     """As fnmf-local, while each party keeps the components that have no partner in the shared model."""
     return fnmf_local(problem, synchronisation=PERSONAL, **options)
 
@@ -110,7 +110,7 @@ def fnmf_personal(problem: Problem, **options: Any) -> Consensus:
     compared_rounds=10,
     counts_exchanges=True,
 )
-def fnmf_by_sums(problem: Problem, *, align: Align = Assignment(), sweeps: Steps = 2, **options: Any) -> Consensus:
+def fnmf_by_sums(problem: Problem, *, align: Align = Assignment(), sweeps: Steps = 2, **options: Any) -> LocalAveraging:
     """As fnmf-local, with a barycenter of sums: parties align themselves, and sums can be masked.
 
     A round takes `sweeps` exchanges, of which the first alone iterates.

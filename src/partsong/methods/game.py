@@ -16,7 +16,7 @@ from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.methods.init_modes import SHARED_INIT, InitMode, SharedInitMode
 from partsong.methods.registry import Problem, method
 from partsong.solvers.game import (
@@ -34,25 +34,25 @@ from partsong.solvers.game_orders import ORDERS, Order
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.observed import ObservedRows
 
-LONE = (
+SINGLE_PARTY_REASON = (
     "in each exchange a block of columns of H comes from one party alone, so that a masked sum would show it as it is. "
     "Play in the open, or use shared statistics, whose sums have an addend from everybody."
 )
-RUNAWAY = 1e6
+DIVERGED_FACTOR = 1e6
 """Times the squared error (or ‖X‖²) with which the game began; beyond that it has diverged."""
 BLOCK = "the columns of H that the party has played"
 TOTALS = "Σe², n_p, ‖W_p‖²; at first ‖X_p‖² and ‖X_p − W_p H‖²"
-BEYOND = 1e302
+MAX_SQUARED_ERROR = 1e302
 """No larger squared error can be sent."""
 
 
 @state("game.party")
 @dataclass(frozen=True, slots=True)
-class PlayParty:
+class GamePartyState:
     """W, which of the blocks this party begins with, how many there are, and ‖X − W H‖² where it knows that."""
 
-    seat: int
-    seats: int
+    block_index: int
+    n_blocks: int
     secret: int
     W: Array | None = None
     squared_error: float = float("nan")
@@ -61,7 +61,7 @@ class PlayParty:
 
 @state("game.server")
 @dataclass(frozen=True, slots=True)
-class PlayServer:
+class GameServerState:
     """H (k × m), the sweep and stratum that come next, the pace, and what players saw in this sweep and the last.
 
     `row_size` is ‖w‖² on average over all parties, 0 while nobody has told.
@@ -87,7 +87,7 @@ class PlayServer:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayInStrata(ProgramBase):
+class FederatedGame(ProgramBase):
     """NMF as a game of row players, who live at parties, and column players, who travel (Singh, 2021).
 
     Theorems: docs/reference/game.md.
@@ -113,7 +113,7 @@ class PlayInStrata(ProgramBase):
 
     def __post_init__(self) -> None:
         for name in ("rank", "repeats"):
-            whole_number(f"PlayInStrata: {name}", getattr(self, name))
+            whole_number(f"FederatedGame: {name}", getattr(self, name))
 
     def directions(self, model: Message | None) -> int:
         """Each column is played once a sweep, and moves along k numbers: k in all exchanges of a sweep together."""
@@ -126,35 +126,35 @@ class PlayInStrata(ProgramBase):
     def exchanges(self, rounds: int, n_parties: int) -> int:
         return rounds * n_parties
 
-    def start_party(self, shard: Shard, layout: Layout) -> PlayParty:
-        seats = len(layout.parties)
-        if seats > 1 and not self.game.order.plays_cells:
+    def start_party(self, shard: Shard, layout: Layout) -> GamePartyState:
+        n_blocks = len(layout.parties)
+        if n_blocks > 1 and not self.game.order.plays_cells:
             raise CompositionError(
                 f"{type(self.game.order).__name__} moves all players at once, which takes all rows. Between parties "
                 "play single cells (Raster, Shuffled, Stratified), or take SharedSums with ProjectedGradient."
             )
-        return PlayParty(layout.parties.index(shard.name), seats, shard.secret)
+        return GamePartyState(layout.parties.index(shard.name), n_blocks, shard.secret)
 
-    def start_server(self, layout: Layout) -> tuple[PlayServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[GameServerState, Message]:
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
         return self.start_from(Ht, len(layout.parties))
 
-    def start_from(self, Ht: Array, parties: int = 1) -> tuple[PlayServer, Message]:
+    def start_from(self, Ht: Array, parties: int = 1) -> tuple[GameServerState, Message]:
         """The server's start from a given Hᵀ."""
-        server = PlayServer(Ht.T, parties)
+        server = GameServerState(Ht.T, parties)
         return server, _model(server)
 
-    def local(self, shard: Shard, party: PlayParty, model: Message) -> tuple[PlayParty, Message]:
+    def local(self, shard: Shard, party: GamePartyState, model: Message) -> tuple[GamePartyState, Message]:
         matrix, (sweep, stratum, blocks) = shard.matrix, (int(value) for value in model["turn"])
-        if blocks != party.seats:
+        if blocks != party.n_blocks:
             raise PartyError(
-                f"Columns were dealt out among {blocks} parties, and {shard.name!r} has a seat among {party.seats}. "
+                f"Columns were dealt out among {blocks} parties, and {shard.name!r} has a seat among {party.n_blocks}. "
                 "Parties may miss exchanges, but nobody joins a game that has begun: start again with all of them."
             )
         Ht = columns_of(matrix, model["H"])
-        block, is_alone = (party.seat + stratum) % blocks, blocks == 1
+        block, is_alone = (party.block_index + stratum) % blocks, blocks == 1
         is_new = not party.has_played
-        party = self._begun(matrix, party, Ht) if is_new else party
+        party = self._with_weights(matrix, party, Ht) if is_new else party
         before = party.squared_error if is_new or is_alone else float("nan")
         draw, standing = stream(party.secret, "play", shard.name, sweep, stratum), Standing(party.W, Ht, 0.0)
         pace, row_size = (float(value) for value in model["pace"])
@@ -165,27 +165,29 @@ class PlayInStrata(ProgramBase):
         seen = standing.seen if self.game.order.plays_cells else before
         after = _squared_distance(matrix, standing.W, standing.Ht) if is_alone else 0.0
         sent = cut_out(standing.Ht, block, blocks)
-        if not (seen <= BEYOND and after <= BEYOND and _can_be_squared(sent)):
+        if not (seen <= MAX_SQUARED_ERROR and after <= MAX_SQUARED_ERROR and _can_be_squared(sent)):
             raise DivergenceError(
                 f"Numbers at party {shard.name!r} left the range of floats in sweep {sweep + 1}. {self.game.way_out}"
             )
         start, energy = (before, matrix.squared_norm) if is_new else (0.0, 0.0)
-        rows, sizes = (len(standing.W), len(standing.W) * mean_size(standing.W)) if self._evens(blocks) else (0, 0.0)
+        rows, sizes = (
+            (len(standing.W), len(standing.W) * mean_size(standing.W)) if self._balances_steps(blocks) else (0, 0.0)
+        )
         totals = np.array([seen, after, energy, start, rows, sizes])
         place = np.array([block, blocks, len(Ht)], np.int64)
         moved = replace(party, W=standing.W, squared_error=after if is_alone else float("nan"))
         return moved, Message({"H": sent, "place": place, "totals": totals})
 
-    def _evens(self, blocks: int) -> bool:
+    def _balances_steps(self, blocks: int) -> bool:
         """Whether parties tell how large their rows are, so that steps are alike at all of them."""
         return blocks > 1 and self.game.step.is_balanced
 
-    def _begun(self, matrix: Matrix, party: PlayParty, Ht: Array) -> PlayParty:
+    def _with_weights(self, matrix: Matrix, party: GamePartyState, Ht: Array) -> GamePartyState:
         """A party with weights, and with how far they are from its data."""
         W = first_weights(matrix, Ht) if party.W is None else party.W
         return replace(party, W=W, squared_error=_squared_distance(matrix, W, Ht), has_played=True)
 
-    def finish(self, server: PlayServer, aggregate: Message) -> tuple[PlayServer, Message]:
+    def finish(self, server: GameServerState, aggregate: Message) -> tuple[GameServerState, Message]:
         """Blocks that have arrived take their places; after the last stratum of a sweep the pace is set anew."""
         arrived = np.asarray(aggregate["arrived"])
         if (arrived > 1).any():
@@ -209,9 +211,9 @@ class PlayInStrata(ProgramBase):
             moved = self._after_sweep(moved, after if server.blocks == 1 else float("nan"))
         return moved, _model(moved)
 
-    def _after_sweep(self, server: PlayServer, error: float) -> PlayServer:
+    def _after_sweep(self, server: GameServerState, error: float) -> GameServerState:
         """The next sweep; the pace changes only where all blocks were played in this sweep and the last."""
-        if not server.seen <= RUNAWAY * max(server.first_error, server.squared_norm):
+        if not server.seen <= DIVERGED_FACTOR * max(server.first_error, server.squared_norm):
             raise DivergenceError(
                 f"The squared error grew to {server.seen:.4g} in sweep {server.sweep + 1} (it began with "
                 f"{server.first_error:.4g}). {self.game.way_out}"
@@ -231,13 +233,13 @@ class PlayInStrata(ProgramBase):
             was_whole=not server.absent,
         )
 
-    def components(self, server: PlayServer) -> Array:
+    def components(self, server: GameServerState) -> Array:
         return server.H
 
     def turn(self, model: Message) -> Turn:
         return Turn(ends_round=int(model["turn"][1]) == 0)
 
-    def metrics(self, server: PlayServer) -> Mapping[str, float]:
+    def metrics(self, server: GameServerState) -> Mapping[str, float]:
         """‖X − W H‖ / ‖X‖ over the cells that are played, where one party holds all of them."""
         if np.isnan(server.squared_error):
             return {}
@@ -247,13 +249,19 @@ class PlayInStrata(ProgramBase):
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """A block of columns, its place, and totals."""
         width = breadth(len(layout.parties), layout.n_features)
-        H = ArraySpec((self.rank, width), non_negative=True, single_party_reason=LONE, is_factor=True, meaning=BLOCK)
+        H = ArraySpec(
+            (self.rank, width),
+            non_negative=True,
+            single_party_reason=SINGLE_PARTY_REASON,
+            is_factor=True,
+            meaning=BLOCK,
+        )
         place = ArraySpec((3,), "int", non_negative=True, meaning="which columns these are, and of how many")
         totals = ArraySpec((6,), non_negative=True, meaning=TOTALS)
         return ({"H": H, "place": place, "totals": totals},)
 
 
-def _model(server: PlayServer) -> Message:
+def _model(server: GameServerState) -> Message:
     turn = np.array([server.sweep, server.stratum, server.blocks], np.int64)
     return Message({"H": server.H, "turn": turn, "pace": np.array([server.pace, server.row_size])})
 
@@ -276,7 +284,7 @@ def _root(square: float) -> float:
 GameOrder = Annotated[Order | None, ORDERS]
 Pace = Annotated[str | float | None, PACE]
 Decay = Annotated[float | None, Above(0)]
-Alone = Annotated[SelfPlay | None, SELF_PLAYS]
+SelfPlayOption = Annotated[SelfPlay | None, SELF_PLAYS]
 Shrink = Annotated[float | None, FACTOR]
 Leader = Annotated[str | None, SIDES]
 
@@ -288,12 +296,12 @@ def game(
     order: GameOrder = None,
     step: Pace = None,
     step_decay: Decay = None,
-    self_play: Alone = None,
+    self_play: SelfPlayOption = None,
     shrink: Shrink = None,
     leader: Leader = None,
     local_steps: Steps = 1,
     init_mode: SharedInitMode = SHARED_INIT,
-) -> PlayInStrata:
+) -> FederatedGame:
     """Rows play single cells with columns, which travel from party to party; a round is a sweep.
 
     Singh (2021). By default the order is "stratified", steps are "safe", columns do not play alone and both sides move
@@ -307,12 +315,12 @@ def game(
             'another, or method = "game-consensus".',
             parameter="order",
         )
-    return PlayInStrata(problem.rank, made, repeats=local_steps)
+    return FederatedGame(problem.rank, made, repeats=local_steps)
 
 
 @method("game-consensus", extends=game)
 def game_consensus(
     problem: Problem, *, local_steps: Steps = 10, init_mode: InitMode = SHARED_INIT, **parts: Any
-) -> Consensus:
+) -> LocalAveraging:
     """As fedavg, with sweeps of the game over a party's own rows as local steps."""
-    return Consensus(problem.rank, steps=local_steps, init_mode=init_mode, game=compose_game(**parts))
+    return LocalAveraging(problem.rank, steps=local_steps, init_mode=init_mode, game=compose_game(**parts))

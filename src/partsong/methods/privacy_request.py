@@ -16,8 +16,8 @@ from typing import Any
 
 from partsong.core.interfaces import Program
 from partsong.errors import CompositionError, ParameterError
-from partsong.methods.averaging import Consensus
-from partsong.methods.private import FAR, PrivateConsensus, PrivateStatistics, masked_bound
+from partsong.methods.averaging import LocalAveraging
+from partsong.methods.private import MAX_SIGMAS, PrivateAveraging, PrivateSums, exact_sum_bound
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation
 from partsong.privacy.calibration import noise_multiplier_for, rounds_within
 from partsong.privacy.mechanisms import MECHANISMS, MOST_MULTIPLIER
@@ -25,14 +25,14 @@ from partsong.privacy.spending import USUAL_DELTA
 from partsong.secure_aggregation.protocol import SecureSum
 
 UNITS = ("row", "party")
-NEEDED = {
+REQUIRED = {
     "epsilon": "how much may be told of one unit, over all rounds together",
     "row_bound": "the norm beyond which a row is scaled down; it must come from no data",
 }
 """What has to be told of a promise, and what it is."""
 PRECISION = 1e-4
 """Relative: to which a multiplier is found after earlier spending; rounded toward more noise."""
-MOST_NOISE, MOST_TIMES = 1e4, 100
+MAX_MULTIPLIER, MAX_FACTOR = 1e4, 100
 """A multiplier beyond this, and so many times that of a fresh budget, is no plan."""
 
 
@@ -62,15 +62,15 @@ class PartyPrivacy:
         _check(self, self.kind, ("epsilon", "delta", "clip"))
         MECHANISMS[self.kind](self.clip, self.noise_multiplier or 1.0, self.relation)
 
-    def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateConsensus:
+    def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateAveraging:
         """`plain` with noise for so many rounds."""
-        if not isinstance(plain, Consensus):
+        if not isinstance(plain, LocalAveraging):
             raise CompositionError(
                 f"Privacy of parties is for methods in which each sends its own H. {type(plain).__name__} sends "
                 "something else. Take one of these, or RowPrivacy with method='exact'."
             )
-        multiplier, most = planned(self, self.kind, rounds)
-        return PrivateConsensus(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)
+        multiplier, most = calibrate_noise(self, self.kind, rounds)
+        return PrivateAveraging(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,15 @@ class RowPrivacy:
 
     def __post_init__(self) -> None:
         _check(self, "gaussian", ("epsilon", "delta", "row_bound"))
-        PrivateStatistics(1, self.noise_multiplier or 1.0, self.row_bound, relation=self.relation)
+        PrivateSums(1, self.noise_multiplier or 1.0, self.row_bound, relation=self.relation)
 
-    def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateStatistics:
+    def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateSums:
         """Noisy sums of the rank of `plain` for so many rounds; of what else `plain` does, nothing is taken over."""
-        multiplier, most = planned(self, "gaussian", rounds)
-        hidden: Any = {"shares": honest_parties(n_parties), "sum_bound": masked_bound(n_parties)} if is_masked else {}
-        return PrivateStatistics(plain.rank, multiplier, self.row_bound, relation=self.relation, most=most, **hidden)
+        multiplier, most = calibrate_noise(self, "gaussian", rounds)
+        hidden: Any = (
+            {"shares": min_honest_parties(n_parties), "sum_bound": exact_sum_bound(n_parties)} if is_masked else {}
+        )
+        return PrivateSums(plain.rank, multiplier, self.row_bound, relation=self.relation, max_releases=most, **hidden)
 
 
 Privacy = PartyPrivacy | RowPrivacy
@@ -135,30 +137,30 @@ def _check(privacy: Privacy, kind: str, names: tuple[str, ...]) -> None:
         )
 
 
-def honest_parties(n_parties: int) -> int:
+def min_honest_parties(n_parties: int) -> int:
     """⌈n/2⌉: all but those who, with the server, may work together against a masked sum of majority 1/2."""
     return math.ceil(n_parties / 2)
 
 
-def masks_for(privacy: Privacy | None, n_parties: int, bound: float | None = None) -> Any:
+def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | None = None) -> Any:
     """The masked sum of a fit; whole numbers under noise shares are summed exactly, over all parties.
 
     Noisy numbers are within its bounds whatever the data: a refusal would tell of them.
     """
     bounds: dict[str, Any] = {} if bound is None else {"bound": bound}
     if isinstance(privacy, RowPrivacy):
-        exact = dict.fromkeys(("gram", "cross"), masked_bound(n_parties))
+        exact = dict.fromkeys(("gram", "cross"), exact_sum_bound(n_parties))
         return SecureSum(**bounds, bounds=exact, fewest=max(3, n_parties))
     masks = SecureSum(**bounds)
-    return masks if privacy is None else replace(masks, bounds={"H": max(masks.bound, reach_of(privacy))})
+    return masks if privacy is None else replace(masks, bounds={"H": max(masks.bound, upload_bound(privacy))})
 
 
-def reach_of(privacy: PartyPrivacy) -> float:
+def upload_bound(privacy: PartyPrivacy) -> float:
     """What no entry of a noisy H_p exceeds: 1 in the model, the clip around it, and the most noise of any plan."""
-    return 1 + privacy.clip * (1 + 2 * MOST_MULTIPLIER * FAR)
+    return 1 + privacy.clip * (1 + 2 * MOST_MULTIPLIER * MAX_SIGMAS)
 
 
-def planned(privacy: Privacy, kind: str, rounds: int) -> tuple[float, int]:
+def calibrate_noise(privacy: Privacy, kind: str, rounds: int) -> tuple[float, int]:
     """The noise multiplier, and the most releases that each party may make with it."""
     histories = list(_ledgers(privacy.spent))
     if privacy.noise_multiplier is None:
@@ -186,7 +188,7 @@ def _multiplier_after(privacy: Privacy, kind: str, rounds: int, spent: Ledger) -
     low = high = fresh
     while not fits(high):
         low, high = high, 2 * high
-        if high > max(MOST_NOISE, MOST_TIMES * fresh):
+        if high > max(MAX_MULTIPLIER, MAX_FACTOR * fresh):
             raise ParameterError(
                 f"A budget that allows no round: of epsilon={privacy.epsilon:g} at delta={privacy.delta:g}, "
                 f"{spent.epsilon(privacy.delta):.4g} was spent by earlier runs. Give a larger epsilon, or stop here.",
@@ -198,7 +200,7 @@ def _multiplier_after(privacy: Privacy, kind: str, rounds: int, spent: Ledger) -
     return high
 
 
-def privacy_told(privacy: Privacy | None) -> dict[str, Any]:
+def privacy_to_dict(privacy: Privacy | None) -> dict[str, Any]:
     """The promise as plain values for a model file; what was spent before is told by its accounts."""
     if privacy is None:
         return {}
@@ -209,8 +211,8 @@ def privacy_told(privacy: Privacy | None) -> dict[str, Any]:
     return {**told, "row_bound": privacy.row_bound}
 
 
-def privacy_from(told: Any) -> Privacy | None:
-    """The promise that `privacy_told` wrote down."""
+def privacy_from_dict(told: Any) -> Privacy | None:
+    """The promise that `privacy_to_dict` wrote down."""
     if not told:
         return None
     if not isinstance(told, Mapping) or told.get("unit") not in UNITS:
@@ -224,7 +226,7 @@ def privacy_from(told: Any) -> Privacy | None:
             f'privacy with unit = "{told["unit"]}" has no {" and no ".join(foreign)}. Leave it out, or take the other '
             f"unit; known are {', '.join(name for name in known if name != 'spent')}."
         )
-    missing = [name for name in NEEDED if name in known and name not in values]
+    missing = [name for name in REQUIRED if name in known and name not in values]
     if missing:
-        raise ParameterError(f'privacy with unit = "{told["unit"]}" needs {missing[0]}: {NEEDED[missing[0]]}.')
+        raise ParameterError(f'privacy with unit = "{told["unit"]}" needs {missing[0]}: {REQUIRED[missing[0]]}.')
     return kind(**values)

@@ -37,7 +37,7 @@ from partsong.errors import (
     PartsongError,
     PartyError,
 )
-from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer, WholeUpload
+from partsong.methods.averaging import AveragingPartyState, AveragingServerState, LocalAveraging, WholeUpload
 from partsong.privacy.accounting import Release
 from partsong.privacy.calibration import noise_multiplier_for
 from partsong.privacy.mechanisms import MECHANISMS, KeepAll, Mechanism
@@ -57,22 +57,22 @@ from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 
-def from_the_system(party: str, release: int) -> Source:
+def system_noise(party: str, release: int) -> Source:
     """The operating system's generator, for every release of every party."""
     return system_source
 
 
 @state("private.averaging-party")
 @dataclass(frozen=True, slots=True)
-class PrivateParty:
+class PrivateAveragingPartyState:
     """A party of the consensus within, and how many noisy messages it has sent."""
 
-    own: ConsensusParty
+    own: AveragingPartyState
     releases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateConsensus(ProgramBase):
+class PrivateAveraging(ProgramBase):
     """`program` with differential privacy for parties: each H_p is seen only clipped around the model, and noisy.
 
         at a party:    (W_p, H_p) as in `program`; rows of H_p of norm 1, in the order of the model's
@@ -90,17 +90,23 @@ class PrivateConsensus(ProgramBase):
     choosing rounds by such numbers would be.
     """
 
-    program: Consensus
+    program: LocalAveraging
     mechanism: Mechanism
-    most: int
-    source: Callable[[str, int], Source] = from_the_system
+    max_releases: int
+    source: Callable[[str, int], Source] = system_noise
 
     def __post_init__(self) -> None:
-        if not isinstance(self.most, (int, np.integer)) or isinstance(self.most, bool) or self.most < 1:
-            raise ParameterError(f"A budget that allows no round: most must be a whole number ≥ 1; got {self.most!r}.")
+        if (
+            not isinstance(self.max_releases, (int, np.integer))
+            or isinstance(self.max_releases, bool)
+            or self.max_releases < 1
+        ):
+            raise ParameterError(
+                f"A budget that allows no round: most must be a whole number ≥ 1; got {self.max_releases!r}."
+            )
         if isinstance(self.mechanism, KeepAll):
             raise CompositionError("KeepAll adds no noise: run the program itself, or give a mechanism that protects.")
-        if not isinstance(self.program, Consensus):
+        if not isinstance(self.program, LocalAveraging):
             raise CompositionError(
                 f"{type(self.program).__name__} is no consensus: what its parties send is not one H each, which is all "
                 "that is clipped and noised here. Take a method that is one, or row_private for privacy of rows."
@@ -125,48 +131,50 @@ class PrivateConsensus(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        return Traits(release=self.release, max_releases=self.most)
+        return Traits(release=self.release, max_releases=self.max_releases)
 
     @property
     def release(self) -> Release:
         """What one upload costs the party that sends it; not secure where somebody has given another source."""
         found = self.mechanism.release
-        return found if self.source is from_the_system else replace(found, is_secure=False)
+        return found if self.source is system_noise else replace(found, is_secure=False)
 
-    def start_party(self, shard: Shard, layout: Layout) -> PrivateParty:
-        return PrivateParty(self.program.start_party(shard, layout))
+    def start_party(self, shard: Shard, layout: Layout) -> PrivateAveragingPartyState:
+        return PrivateAveragingPartyState(self.program.start_party(shard, layout))
 
-    def start_server(self, layout: Layout) -> tuple[ConsensusServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[AveragingServerState, Message]:
         """H from the shared seed with rows of norm 1; always sent, as uploads are clipped around it."""
         server, model = self.program.start_server(layout)
         server = _on_unit_rows(server, server.model["H"])
         return server, Message({**model.arrays, "H": server.model["H"]})
 
-    def local(self, shard: Shard, party: PrivateParty, model: Message) -> tuple[PrivateParty, Message]:
-        if party.releases >= self.most:
+    def local(
+        self, shard: Shard, party: PrivateAveragingPartyState, model: Message
+    ) -> tuple[PrivateAveragingPartyState, Message]:
+        if party.releases >= self.max_releases:
             raise BudgetSpent(
                 f"Party {shard.name!r} has sent {party.releases} noisy messages, which is all that its budget allows. "
                 "Nothing was computed or sent. End the run with the model there is; more rounds cost more ε."
             )
         sound_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
         try:
-            own, H = self._worked(shard, party.own, model)
+            own, H = self._iterate(shard, party.own, model)
             reference = np.asarray(kernels.of(H).to_numpy(shard.matrix.native(model["H"])))
             ordered = Assignment().plan(reference, kernels.of(H).to_numpy(H)).apply(H)
             noisy = self.mechanism.protect({"H": ordered}, {"H": reference}, self.source(shard.name, party.releases))
         except PartsongError as error:
-            raise _without_numbers(shard.name, error) from error
-        return PrivateParty(own, party.releases + 1), Message(noisy, 1.0)
+            raise _redacted(shard.name, error) from error
+        return PrivateAveragingPartyState(own, party.releases + 1), Message(noisy, 1.0)
 
-    def _worked(self, shard: Shard, party: ConsensusParty, model: Message) -> tuple[ConsensusParty, Array]:
+    def _iterate(self, shard: Shard, party: AveragingPartyState, model: Message) -> tuple[AveragingPartyState, Array]:
         """The program's own iterations, and H_p (k × m) with rows of norm 1."""
         own, upload = self.program.local(shard, party, model)
         H = upload["H"]
         if not np.isfinite(np.asarray(kernels.of(H).to_numpy(H))).all():
             raise DivergenceError("The iteration has run away.")
-        return _scaled(own, H)
+        return _with_unit_rows(own, H)
 
-    def finish(self, server: ConsensusServer, aggregate: Message) -> tuple[ConsensusServer, Message]:
+    def finish(self, server: AveragingServerState, aggregate: Message) -> tuple[AveragingServerState, Message]:
         """As within, from what is not below zero; then rows of norm 1, and a row of zeros keeps the direction it had.
 
         Cut off at the party, noise would leave a bias that no number of parties averages out.
@@ -177,7 +185,7 @@ class PrivateConsensus(ProgramBase):
         after = _on_unit_rows(after, server.model["H"])
         return after, Message({**model.arrays, "H": after.model["H"]})
 
-    def components(self, server: ConsensusServer) -> Array:
+    def components(self, server: AveragingServerState) -> Array:
         return self.program.components(server)
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
@@ -188,7 +196,7 @@ class PrivateConsensus(ProgramBase):
         return self.program.turn(model)
 
 
-def _without_numbers(party: str, error: PartsongError) -> PartyError:
+def _redacted(party: str, error: PartsongError) -> PartyError:
     """The error as it may leave: engines tell everybody its text, and numbers in it would be sent without noise."""
     kind = DivergenceError if isinstance(error, DivergenceError) else PartyError
     return kind(
@@ -198,7 +206,7 @@ def _without_numbers(party: str, error: PartsongError) -> PartyError:
     )
 
 
-def _sizes(H: Array) -> Any:
+def _row_norms(H: Array) -> Any:
     """Norms of the rows of H (k), 1 for a row of zeros; of numbers whose squares no float holds, too."""
     values = np.asarray(kernels.of(H).to_numpy(H), np.float64)
     peaks = np.abs(values).max(axis=1, initial=0.0)
@@ -207,56 +215,56 @@ def _sizes(H: Array) -> Any:
     return np.where(found > 0, found, 1.0)
 
 
-def _scaled(own: ConsensusParty, H: Array) -> tuple[ConsensusParty, Array]:
+def _with_unit_rows(own: AveragingPartyState, H: Array) -> tuple[AveragingPartyState, Array]:
     """The party's factors with rows of H of norm 1, and W in their units."""
     on = kernels.of(H)
-    sizes = on.cast(_sizes(H), H)
+    sizes = on.cast(_row_norms(H), H)
     return replace(own, W=own.W * sizes, Ht=own.Ht / sizes), H / sizes[:, None]
 
 
-def _on_unit_rows(server: ConsensusServer, before: Array) -> ConsensusServer:
+def _on_unit_rows(server: AveragingServerState, before: Array) -> AveragingServerState:
     H = server.model["H"]
     on = kernels.of(H)
     values = np.array(on.to_numpy(H), np.float64)
     lost = ~values.any(axis=1)
     values[lost] = np.asarray(kernels.of(before).to_numpy(before), np.float64)[lost]
-    values /= _sizes(values)[:, None]
+    values /= _row_norms(values)[:, None]
     return replace(server, model=Message({"H": on.cast(values, H)}, server.model.weight))
 
 
 UNSENT_COUNT_SHARE = 1e-3
 """The number of rows is not sent, and should take next to nothing of the noise."""
-MASKED_BOUND = 2.0**52
+EXACT_SUM_BOUND = 2.0**52
 """Of arrays under a masked sum of up to 1023 parties, which then adds up whole numbers without rounding them."""
-FAR = 128
+MAX_SIGMAS = 128
 """So many standard deviations from zero there is no noise: beyond 40 the chance is below 10⁻³⁰⁰."""
 ROWS_SHARE = 0.5625
 """Of the bound of a masked sum; the rest is for noise. Fixed, so that a choice of noise tells nothing of how many."""
 
 
-def masked_bound(n_parties: int) -> float:
+def exact_sum_bound(n_parties: int) -> float:
     """The largest power of two of which so many add up to less than 2⁶²: a masked sum does not round them."""
     return 2.0 ** (62 - n_parties.bit_length())
 
 
 @state("private.sums-party")
 @dataclass(frozen=True, slots=True)
-class PrivateRows:
+class PrivateSumsPartyState:
     """How often a party has sent sums, and its rows in whole units, made once and in no checkpoint."""
 
     releases: int = 0
     rows: Any = field(default=None, init=False, compare=False, repr=False)
 
-    def holding(self, rows: Any) -> PrivateRows:
+    def with_rows(self, rows: Any) -> PrivateSumsPartyState:
         """The same count, with the rows at hand."""
-        held = PrivateRows(self.releases)
-        object.__setattr__(held, "rows", rows)
-        return held
+        copy = PrivateSumsPartyState(self.releases)
+        object.__setattr__(copy, "rows", rows)
+        return copy
 
 
 @state("private.sums-server")
 @dataclass(frozen=True, slots=True)
-class PrivateModel:
+class PrivateSumsServerState:
     """Hᵀ (m × k) with columns of unit norm, and how far the last sums have moved it."""
 
     Ht: Array
@@ -264,7 +272,7 @@ class PrivateModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateStatistics(ProgramBase):
+class PrivateSums(ProgramBase):
     """`SharedSums` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
 
         local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row by itself
@@ -290,18 +298,18 @@ class PrivateStatistics(ProgramBase):
     weight_bound: float | None = None
     relation: str = "add-or-remove"
     shares: int = 1
-    most: int | None = None
+    max_releases: int | None = None
     row_sweeps: int = 20
     sweeps: int = 5
     ridge: float = 3.0
     source: Callable[[str, int], Source] | None = None
     aggregation: Sum = Sum()
-    sum_bound: float = MASKED_BOUND
+    sum_bound: float = EXACT_SUM_BOUND
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("most", 1)):
+        for name, least in (("rank", 1), ("row_sweeps", 1), ("sweeps", 1), ("max_releases", 1)):
             value = getattr(self, name)
-            if not (name == "most" and value is None):
+            if not (name == "max_releases" and value is None):
                 whole_number(name, value, least=least)
         if not 0 <= self.ridge < math.inf:
             raise ParameterError(f"ridge must be a number, zero or more and finite; got {self.ridge!r}.")
@@ -323,14 +331,14 @@ class PrivateStatistics(ProgramBase):
             min_in_sum=self.shares,
             sum_bounds={"gram": self.sum_bound, "cross": self.sum_bound},
             release=self.release,
-            max_releases=self.most,
+            max_releases=self.max_releases,
         )
 
-    def most_rows(self, n_features: int) -> int:
+    def max_rows(self, n_features: int) -> int:
         """How many rows of a party are within `sum_bound` whatever is in them; 0 where noise does not fit beside."""
         noise = self.noise(n_features)
         widest = max(1 / noise.bounds.gram_scale / noise.bounds.weight_unit, 1 / noise.bounds.row_unit)
-        reach = FAR * noise.sigma / math.sqrt(self.shares) * widest / noise.bounds.weight_unit
+        reach = MAX_SIGMAS * noise.sigma / math.sqrt(self.shares) * widest / noise.bounds.weight_unit
         if reach > (1 - ROWS_SHARE) * self.sum_bound:
             return 0
         return math.floor(ROWS_SHARE * self.sum_bound / 2 ** (WEIGHT_BITS + ROW_BITS))
@@ -356,13 +364,13 @@ class PrivateStatistics(ProgramBase):
         bounds = BoundedRows.balanced(weight_bound, self.row_bound, self.rank, n_features)
         return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
 
-    def start_party(self, shard: Shard, layout: Layout) -> PrivateRows:
+    def start_party(self, shard: Shard, layout: Layout) -> PrivateSumsPartyState:
         if len(layout.parties) < self.shares:
             raise CompositionError(
                 f"Noise in {self.shares} shares needs as many honest parties, and there are {len(layout.parties)}. "
                 "Take fewer shares."
             )
-        most = self.most_rows(layout.n_features)
+        most = self.max_rows(layout.n_features)
         if self.shares > 1 and most < 1:
             raise ParameterError(
                 f"Noise of {self.noise_multiplier:.3g} times the sensitivity does not fit into numbers up to "
@@ -375,33 +383,38 @@ class PrivateStatistics(ProgramBase):
                 "parties may not hold their sums. Nothing was computed or sent. Split it into parties of fewer rows, "
                 "or run without masks."
             )
-        return PrivateRows().holding(self._whole_rows(shard))
+        return PrivateSumsPartyState().with_rows(self._integer_rows(shard))
 
-    def start_server(self, layout: Layout) -> tuple[PrivateModel, Message]:
+    def start_server(self, layout: Layout) -> tuple[PrivateSumsServerState, Message]:
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"))
         return self.start_from(Ht)
 
-    def start_from(self, Ht: Array) -> tuple[PrivateModel, Message]:
+    def start_from(self, Ht: Array) -> tuple[PrivateSumsServerState, Message]:
         """The server's start from a given Hᵀ, which must come from no data of the parties."""
         flat = np.full(Ht.shape, 1 / math.sqrt(Ht.shape[0]))
-        server = PrivateModel(_of_unit_norm(np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64), flat))
+        server = PrivateSumsServerState(_of_unit_norm(np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64), flat))
         return server, Message({"H": server.Ht.T})
 
-    def local(self, shard: Shard, party: PrivateRows, model: Message) -> tuple[PrivateRows, Message]:
-        if self.most is not None and party.releases >= self.most:
+    def local(
+        self, shard: Shard, party: PrivateSumsPartyState, model: Message
+    ) -> tuple[PrivateSumsPartyState, Message]:
+        if self.max_releases is not None and party.releases >= self.max_releases:
             raise BudgetSpent(
-                f"Party {shard.name!r} has sent noisy sums {party.releases} times, and its budget allows {self.most}. "
-                "Nothing was computed or sent. End the run here, or plan more rounds with more noise from the start."
+                f"Party {shard.name!r} has sent noisy sums {party.releases} times; its privacy budget allows "
+                f"{self.max_releases}. Nothing was computed or sent. End the run here, or start one with more rounds "
+                "and more noise."
             )
         H = whole_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
         noise = self.noise(H.shape[1])
-        rows = self._whole_rows(shard) if party.rows is None else party.rows
+        rows = self._integer_rows(shard) if party.rows is None else party.rows
         W = row_weights(rows, H, noise.bounds.row_unit, self.row_sweeps)
         source = system_source if self.source is None else self.source(shard.name, party.releases)
         sent = noise.noisy(noise.bounds.sums(W, rows), source)
-        return PrivateRows(party.releases + 1).holding(rows), Message({"gram": sent.gram, "cross": sent.cross})
+        return PrivateSumsPartyState(party.releases + 1).with_rows(rows), Message(
+            {"gram": sent.gram, "cross": sent.cross}
+        )
 
-    def finish(self, server: PrivateModel, aggregate: Message) -> tuple[PrivateModel, Message]:
+    def finish(self, server: PrivateSumsServerState, aggregate: Message) -> tuple[PrivateSumsServerState, Message]:
         """H from the noisy sums and public numbers; the weight of the sum is the number of parties."""
         noise = self.noise(server.Ht.shape[0])
         gram, cross, _ = noise.usable(RowSums(np.asarray(aggregate["gram"]), np.asarray(aggregate["cross"]), 0))
@@ -411,12 +424,12 @@ class PrivateStatistics(ProgramBase):
         moved = kernels.of(server.Ht).sweep(server.Ht, damped, cross.T + weight * server.Ht, self.sweeps)
         Ht = _of_unit_norm(moved, server.Ht)
         movement = float(np.linalg.norm(Ht - server.Ht)) / math.sqrt(self.rank)
-        return PrivateModel(Ht, movement), Message({"H": Ht.T})
+        return PrivateSumsServerState(Ht, movement), Message({"H": Ht.T})
 
-    def components(self, server: PrivateModel) -> Array:
+    def components(self, server: PrivateSumsServerState) -> Array:
         return server.Ht.T
 
-    def metrics(self, server: PrivateModel) -> Mapping[str, float]:
+    def metrics(self, server: PrivateSumsServerState) -> Mapping[str, float]:
         """‖H − H before‖ / ‖H‖: all that the released sums tell; an error would cost privacy."""
         return {"movement": server.movement}
 
@@ -426,7 +439,7 @@ class PrivateStatistics(ProgramBase):
         cross = ArraySpec((k, layout.n_features), "int", meaning="W_pᵀX_p with noise, in whole units")
         return ({"gram": gram, "cross": cross},)
 
-    def _whole_rows(self, shard: Shard) -> Any:
+    def _integer_rows(self, shard: Shard) -> Any:
         try:
             return self.noise(shard.matrix.shape[1]).bounds.whole_rows(values_of(shard.matrix))
         except DataError as error:
@@ -444,19 +457,19 @@ def _of_unit_norm(Ht: Any, before: Any) -> Any:
 
 def row_private(
     rank: int, *, epsilon: float, row_bound: float, delta: float = 1e-5, rounds: int = 10, **settings: Any
-) -> PrivateStatistics:
+) -> PrivateSums:
     """Shared sums with noise on every sum: (ε, δ) for each row over `rounds` rounds, after which parties refuse.
 
     `row_bound` is the norm beyond which rows are scaled down; like everything else here it must come from no data.
     Sent per round and party: WᵀW (k × k) and WᵀX (k × m) with noise. Never sent: X_p, W_p, the number of rows.
     """
     multiplier = noise_multiplier_for(epsilon, delta, rounds)
-    return PrivateStatistics(rank, multiplier, row_bound, most=rounds, **settings)
+    return PrivateSums(rank, multiplier, row_bound, max_releases=rounds, **settings)
 
 
 def party_private(
-    program: Consensus, *, epsilon: float, delta: float, rounds: int, clip: float = 1.0, kind: str = "gaussian"
-) -> PrivateConsensus:
+    program: LocalAveraging, *, epsilon: float, delta: float, rounds: int, clip: float = 1.0, kind: str = "gaussian"
+) -> PrivateAveraging:
     """A consensus with (ε, δ)-differential privacy of each party's data over `rounds` uploads in all.
 
     Relation: all data of one party are exchanged for any other. `clip` is the most that an H_p with rows of norm 1 may
@@ -464,4 +477,4 @@ def party_private(
     Sent: H_p with noise (k × m). Never: X_p, W_p, n_p.
     """
     made: Mechanism = MECHANISMS.parse("kind", kind)(clip, noise_multiplier_for(epsilon, delta, rounds, kind))
-    return PrivateConsensus(program, made, rounds)
+    return PrivateAveraging(program, made, rounds)

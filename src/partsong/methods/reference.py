@@ -25,7 +25,7 @@ from partsong.methods.table import Entry
 
 TABLE_FILE = Path(__file__).with_name("table.py")
 
-FIRST = ("exact", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "relay", "fednmf", "fedlda")
+FIRST = ("exact", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "two_stage", "fednmf", "fedlda")
 """Modules whose methods come first, in this order."""
 
 K, M, N, PARTICIPANTS = 7, 1009, 5003, 3

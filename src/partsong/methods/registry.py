@@ -42,7 +42,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TopicConfig:
     """How topic models use a method: the most rounds, its name where all texts are in one place, and their options."""
 
     rounds: int = 50
@@ -69,7 +69,7 @@ class Method:
     rounds: int = 100
     compared_rounds: int | None = None
     privacy: tuple[Unit, ...] = ()
-    texts: Texts | None = None
+    texts: TopicConfig | None = None
     only_texts: bool = False
     over_ranks: bool = False
     counts_exchanges: bool = False
@@ -116,12 +116,12 @@ class Method:
         value = options[name] if options.get(name) is not None else parameter.default
         return parameter.plain(value)
 
-    def settings(self, options: Mapping[str, Any], apart: Collection[str] = ()) -> dict[str, Any]:
-        """The options as plain data for a file: those `apart` with what they are by default, all others as given."""
+    def settings(self, options: Mapping[str, Any], always: Collection[str] = ()) -> dict[str, Any]:
+        """The options as plain data for a file: those `always` with what they are by default, all others as given."""
         parameters = self.parameters_with(options)
-        told = {name: self.value(name, options) for name in apart if name in parameters}
-        others = {name: self.value(name, options) for name in options if name not in apart}
-        return {**told, "method_options": others} if others else told
+        settings = {name: self.value(name, options) for name in always if name in parameters}
+        others = {name: self.value(name, options) for name in options if name not in always}
+        return {**settings, "method_options": others} if others else settings
 
     @property
     def required(self) -> dict[str, Any]:

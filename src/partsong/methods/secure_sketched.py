@@ -17,7 +17,7 @@ from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, ParameterError, PartyError
-from partsong.methods.averaging import OWN, Consensus
+from partsong.methods.averaging import OWN_COMPONENTS, LocalAveraging
 from partsong.methods.init_modes import SHARED_INIT, SharedInit, SharedInitMode
 from partsong.methods.registry import Problem, method
 from partsong.sketch.crossing import Proportion
@@ -33,7 +33,7 @@ from partsong.solvers.update_rules import RULES, NoExtrapolation, ProximalDescen
 
 @state("sketched-averaging.party")
 @dataclass(frozen=True, slots=True)
-class SteppingParty:
+class SketchedAveragingPartyState:
     """The shared seed, W, the party's own Hᵀ (m × k), what the rule remembers of each, the last outer round begun."""
 
     seed: int
@@ -46,7 +46,7 @@ class SteppingParty:
 
 @state("sketched-averaging.server")
 @dataclass(frozen=True, slots=True)
-class MeanServer:
+class SketchedAveragingServerState:
     """H (k × m) as last agreed on, and the outer round and exchange that come next."""
 
     H: Array
@@ -55,7 +55,7 @@ class MeanServer:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchedConsensus(ProgramBase):
+class SketchedAveraging(ProgramBase):
     """Syn-SSD (Qian et al., 2020, Alg. 5), with H for their U and W for their V: one round is one exchange.
 
         exchange 0:               H_p ← H;                                  H_p ← step_H
@@ -87,7 +87,7 @@ class SketchedConsensus(ProgramBase):
 
     def __post_init__(self) -> None:
         for name in ("rank", "inner"):
-            whole_number(f"SketchedConsensus: {name}", getattr(self, name))
+            whole_number(f"SketchedAveraging: {name}", getattr(self, name))
         if self.rows_sketch is not None or self.columns_sketch is not None:
             warn_if_noisy(self.solver.rule)
         if not isinstance(self.solver.momentum, NoExtrapolation):
@@ -106,15 +106,17 @@ class SketchedConsensus(ProgramBase):
     def exchanges(self, rounds: int, n_parties: int) -> int:
         return rounds * (self.inner + 1)
 
-    def start_party(self, shard: Shard, layout: Layout) -> SteppingParty:
-        return SteppingParty(layout.seed)
+    def start_party(self, shard: Shard, layout: Layout) -> SketchedAveragingPartyState:
+        return SketchedAveragingPartyState(layout.seed)
 
-    def start_server(self, layout: Layout) -> tuple[MeanServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[SketchedAveragingServerState, Message]:
         Ht = self.init_mode.model(layout, self.rank, stream(layout.seed, "start"))
         assert Ht is not None
-        return MeanServer(Ht.T), Message({"H": Ht.T, "turn": np.array([0, 0], np.int64)})
+        return SketchedAveragingServerState(Ht.T), Message({"H": Ht.T, "turn": np.array([0, 0], np.int64)})
 
-    def local(self, shard: Shard, party: SteppingParty, model: Message) -> tuple[SteppingParty, Message]:
+    def local(
+        self, shard: Shard, party: SketchedAveragingPartyState, model: Message
+    ) -> tuple[SketchedAveragingPartyState, Message]:
         outer, turn = (int(value) for value in model["turn"])
         step = outer * self.inner + turn
         if turn == 0:
@@ -131,7 +133,9 @@ class SketchedConsensus(ProgramBase):
         weight = float(shard.matrix.shape[0]) if isinstance(self.aggregation, WeightedMean) else 1.0
         return party, Message(sent, weight)
 
-    def _begin(self, shard: Shard, party: SteppingParty, Ht: Array, outer: int) -> SteppingParty:
+    def _begin(
+        self, shard: Shard, party: SketchedAveragingPartyState, Ht: Array, outer: int
+    ) -> SketchedAveragingPartyState:
         rule = self.solver.rule
         memory = replace(rule.init(Ht), count=party.columns.count, scale=party.columns.scale)
         party = replace(party, Ht=Ht, columns=memory, outer=outer)
@@ -143,14 +147,16 @@ class SketchedConsensus(ProgramBase):
         W, rows = rule.step(W, equations.penalised(self.solver.penalty_W, shard.matrix.shape[1]), rule.init(W))
         return replace(party, W=W, rows=replace(rows, count=0))
 
-    def _row_step(self, shard: Shard, party: SteppingParty, model: Message, step: int) -> SteppingParty:
+    def _row_step(
+        self, shard: Shard, party: SketchedAveragingPartyState, model: Message, step: int
+    ) -> SketchedAveragingPartyState:
         m = shard.matrix.shape[1]
         S = self._shared_sketch(party, m, step)
         equations = _for_rows(shard, S, model["H" if S is None else "sketch"]).penalised(self.solver.penalty_W, m)
         W, rows = self.solver.rule.step(party.W, equations, party.rows)
         return replace(party, W=W, rows=rows)
 
-    def _column_step(self, shard: Shard, party: SteppingParty, step: int) -> SteppingParty:
+    def _column_step(self, shard: Shard, party: SketchedAveragingPartyState, step: int) -> SketchedAveragingPartyState:
         matrix, n = shard.matrix, shard.matrix.shape[0]
         if self.rows_sketch is None:
             equations = exact_columns(matrix, party.W)
@@ -160,28 +166,30 @@ class SketchedConsensus(ProgramBase):
         Ht, columns = self.solver.rule.step(party.Ht, equations.penalised(self.solver.penalty_H, n), party.columns)
         return replace(party, Ht=Ht, columns=columns)
 
-    def _shared_sketch(self, party: SteppingParty, m: int, step: int | str) -> Operator | None:
+    def _shared_sketch(self, party: SketchedAveragingPartyState, m: int, step: int | str) -> Operator | None:
         """S2 (m × d2) of an iteration, the same at all parties."""
         sketch = self.columns_sketch
         return None if sketch is None else sketch.draw(m, self.rank, party.seed, "S2", step)
 
-    def finish(self, server: MeanServer, aggregate: Message) -> tuple[MeanServer, Message]:
+    def finish(
+        self, server: SketchedAveragingServerState, aggregate: Message
+    ) -> tuple[SketchedAveragingServerState, Message]:
         if server.turn == self.inner:
             H = aggregate["H"].clip(min=0)  # rounding under masks
-            after = MeanServer(H, server.outer + 1, 0)
+            after = SketchedAveragingServerState(H, server.outer + 1, 0)
             mean = {"H": H}
         else:
             after = replace(server, turn=server.turn + 1)
             mean = dict(aggregate.arrays)
         return after, Message({**mean, "turn": np.array([after.outer, after.turn], np.int64)})
 
-    def components(self, server: MeanServer) -> Array:
+    def components(self, server: SketchedAveragingServerState) -> Array:
         return server.H
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """H_p ≥ 0, and H_p S2, which is non-negative where S2 only chooses columns."""
         m = layout.n_features
-        whole = {"H": ArraySpec((self.rank, m), non_negative=True, is_factor=True, meaning=OWN)}
+        whole = {"H": ArraySpec((self.rank, m), non_negative=True, is_factor=True, meaning=OWN_COMPONENTS)}
         if self.columns_sketch is None:
             return (whole,)
         d = self.columns_sketch.dimension(m, self.rank)
@@ -208,7 +216,7 @@ def _for_rows(shard: Shard, S: Operator | None, B: Array) -> NormalEquations:
     return sketched_rows(shard.matrix, S, shard.matrix.native(B))
 
 
-def _require_begun(shard: Shard, party: SteppingParty, outer: int) -> None:
+def _require_begun(shard: Shard, party: SketchedAveragingPartyState, outer: int) -> None:
     if party.outer != outer:
         raise PartyError(
             f"Party {shard.name!r} missed the first exchange of outer round {outer} and has no H to go on from. It can "
@@ -224,7 +232,7 @@ NOT_KNOWN_YET = 2**31
 
 @state("sketched-sums.party")
 @dataclass(frozen=True, slots=True)
-class SketchedStatisticsParty:
+class SketchedSumsPartyState:
     """The shared seed, W (n × k), the rule's memory of it, and how many sketches of its rows have been sent."""
 
     seed: int
@@ -235,7 +243,7 @@ class SketchedStatisticsParty:
 
 @state("sketched-sums.server")
 @dataclass(frozen=True, slots=True)
-class SketchedStatisticsServer:
+class SketchedSumsServerState:
     """Hᵀ (m × k), the rule's memory of it, the exchange that comes next, and the number of rows (0: not counted)."""
 
     Ht: Array
@@ -245,7 +253,7 @@ class SketchedStatisticsServer:
 
 
 @dataclass(frozen=True, slots=True)
-class SketchedStatistics(ProgramBase):
+class SketchedSums(ProgramBase):
     """DSANLS where parties own rows only ("modified DSANLS in the secure setting", Qian et al., 2020, Sec. 4).
 
         exchange 0:     sent: n_p (1)
@@ -315,17 +323,17 @@ class SketchedStatistics(ProgramBase):
         """S_p of one exchange; its first n_p rows are used, of which there may be fewer than dimensions."""
         return self.rows_sketch.draw(max(n_rows, self.rows_sketch.dimension), seed, "S", party, turn)
 
-    def start_party(self, shard: Shard, layout: Layout) -> SketchedStatisticsParty:
-        return SketchedStatisticsParty(layout.seed)
+    def start_party(self, shard: Shard, layout: Layout) -> SketchedSumsPartyState:
+        return SketchedSumsPartyState(layout.seed)
 
-    def start_server(self, layout: Layout) -> tuple[SketchedStatisticsServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[SketchedSumsServerState, Message]:
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype)
-        server = SketchedStatisticsServer(Ht, self.solver.rule.init(Ht))
+        server = SketchedSumsServerState(Ht, self.solver.rule.init(Ht))
         return server, _broadcast(server)
 
     def local(
-        self, shard: Shard, party: SketchedStatisticsParty, model: Message
-    ) -> tuple[SketchedStatisticsParty, Message]:
+        self, shard: Shard, party: SketchedSumsPartyState, model: Message
+    ) -> tuple[SketchedSumsPartyState, Message]:
         turn, total_rows = (int(value) for value in model["turn"])
         matrix = shard.matrix
         if turn < 0:
@@ -336,10 +344,10 @@ class SketchedStatistics(ProgramBase):
         W, memory = self._row_step(shard, party, model, turn)
         S = self.operator(party.seed, shard.name, matrix.shape[0], turn)
         sketches = {"data": S.sketch_transposed(matrix), "weights": S.sketch_transposed(W)}
-        return SketchedStatisticsParty(party.seed, W, memory, party.sent + 1), Message(sketches)
+        return SketchedSumsPartyState(party.seed, W, memory, party.sent + 1), Message(sketches)
 
     def _row_step(
-        self, shard: Shard, party: SketchedStatisticsParty, model: Message, turn: int
+        self, shard: Shard, party: SketchedSumsPartyState, model: Message, turn: int
     ) -> tuple[Array, RuleState]:
         matrix, m = shard.matrix, shard.matrix.shape[1]
         Ht = columns_of(matrix, model["H"])
@@ -354,7 +362,7 @@ class SketchedStatistics(ProgramBase):
             memory = self.solver.rule.init(W)
         return self.solver.rule.step(W, equations.penalised(self.solver.penalty_W, m), memory)
 
-    def _require_budget(self, shard: Shard, party: SketchedStatisticsParty, turn: int, total_rows: int) -> None:
+    def _require_budget(self, shard: Shard, party: SketchedSumsPartyState, turn: int, total_rows: int) -> None:
         """Before anything of this exchange is made.
 
         A sketch is of its turn, whatever became of earlier ones: with no turn beyond the bound there are never more
@@ -375,7 +383,7 @@ class SketchedStatistics(ProgramBase):
             "is_guarded=False."
         )
 
-    def finish(self, server: SketchedStatisticsServer, aggregate: Message) -> tuple[SketchedStatisticsServer, Message]:
+    def finish(self, server: SketchedSumsServerState, aggregate: Message) -> tuple[SketchedSumsServerState, Message]:
         if server.turn == 0:
             after = replace(server, turn=1, rows=round(float(aggregate["rows"][0])))
             return after, _broadcast(after)
@@ -386,7 +394,7 @@ class SketchedStatistics(ProgramBase):
         after = replace(server, Ht=Ht, memory=memory, turn=server.turn + 1)
         return after, _broadcast(after)
 
-    def components(self, server: SketchedStatisticsServer) -> Array:
+    def components(self, server: SketchedSumsServerState) -> Array:
         return server.Ht.T
 
     def directions(self, model: Message | None) -> int:
@@ -415,7 +423,7 @@ class SketchedStatistics(ProgramBase):
         return Turn(turn, max(most, turn + 1, 2), ends_round=turn > 1)
 
 
-def _broadcast(server: SketchedStatisticsServer) -> Message:
+def _broadcast(server: SketchedSumsServerState) -> Message:
     return Message({"H": server.Ht.T, "turn": np.array([server.turn, server.rows], np.int64)})
 
 
@@ -433,13 +441,13 @@ def syn_sd(
     local_steps: Steps = 10,
     rule: Rule = ProximalDescent(),
     init_mode: SharedInitMode = SHARED_INIT,
-) -> Consensus:
+) -> LocalAveraging:
     """As fedavg, with steps that are held back more and more.
 
     Qian et al. (2020), Alg. 4; W steps first. The paper prints H first, which from a W of their own lets the copies
     part at once.
     """
-    return Consensus(problem.rank, SquaredError(rule), local_steps, init_mode, Mean())
+    return LocalAveraging(problem.rank, SquaredError(rule), local_steps, init_mode, Mean())
 
 
 @method("syn-ssd-u", over_ranks=True)
@@ -451,24 +459,24 @@ def syn_ssd_u(
     sketch_ratio: Ratio = 0.1,
     rule: Rule = ProximalDescent(),
     init_mode: SharedInitMode = SHARED_INIT,
-) -> SketchedConsensus:
+) -> SketchedAveraging:
     """As syn-sd, while W fits a sketch of the mean of all H in every step.
 
     Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges.
     """
     columns = Proportion(sketch, sketch_ratio)
-    return SketchedConsensus(problem.rank, SquaredError(rule), local_steps, None, columns, init_mode=init_mode)
+    return SketchedAveraging(problem.rank, SquaredError(rule), local_steps, None, columns, init_mode=init_mode)
 
 
 @method("syn-ssd-v", extends=syn_ssd_u, over_ranks=True)
-def syn_ssd_v(problem: Problem, **options: Any) -> SketchedConsensus:
+def syn_ssd_v(problem: Problem, **options: Any) -> SketchedAveraging:
     """As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched."""
     sketched = syn_ssd_u(problem, **options)
     return replace(sketched, rows_sketch=sketched.columns_sketch, columns_sketch=None)
 
 
 @method("syn-ssd-uv", extends=syn_ssd_u, over_ranks=True)
-def syn_ssd_uv(problem: Problem, **options: Any) -> SketchedConsensus:
+def syn_ssd_uv(problem: Problem, **options: Any) -> SketchedAveraging:
     """As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched."""
     sketched = syn_ssd_u(problem, **options)
     return replace(sketched, rows_sketch=sketched.columns_sketch)
@@ -482,7 +490,7 @@ def asyn_sd(
     rho: Annotated[float, Above(0)] = 3.0,
     rule: Rule = ProximalDescent(),
     init_mode: SharedInitMode = SHARED_INIT,
-) -> Consensus:
+) -> LocalAveraging:
     """As syn-sd, but no party waits for another: the server moves towards each H as it comes.
 
     Qian et al. (2020), Alg. 6: by ω_t = ρ / (ρ + t). Printed is ρ = 1.
@@ -492,7 +500,9 @@ def asyn_sd(
 
 
 @method("asyn-ssd-v", extends=asyn_sd, over_ranks=True)
-def asyn_ssd_v(problem: Problem, *, sketch: Kind = Subsampling, sketch_ratio: Ratio = 0.1, **options: Any) -> Consensus:
+def asyn_ssd_v(
+    problem: Problem, *, sketch: Kind = Subsampling, sketch_ratio: Ratio = 0.1, **options: Any
+) -> LocalAveraging:
     """As asyn-sd, with steps of H that are sketched, by a sketch that nobody else knows (Alg. 7)."""
     return replace(asyn_sd(problem, **options), sketch=Proportion(sketch, sketch_ratio))
 
@@ -510,7 +520,7 @@ def secure_dsanls(
     sketch_dimension: Annotated[int | None, Whole()] = None,
     columns_sketch: Annotated[Callable[[int], Sketch] | None, SKETCHES] = None,
     columns_ratio: Annotated[float | None, SHARE] = None,
-) -> SketchedStatistics:
+) -> SketchedSums:
     """Modified DSANLS: parties with rows alone send sketches of X and W, for as long as these do not give X away.
 
     Qian et al. (2020), Sec. 4. The sketch has four dimensions for each component by default: the fewer, the more
@@ -522,4 +532,4 @@ def secure_dsanls(
         )
     columns = None if columns_sketch is None else Proportion(columns_sketch, columns_ratio or 0.1)
     dimension = 4 * problem.rank if sketch_dimension is None else sketch_dimension
-    return SketchedStatistics(problem.rank, sketch(dimension), columns_sketch=columns)
+    return SketchedSums(problem.rank, sketch(dimension), columns_sketch=columns)

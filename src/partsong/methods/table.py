@@ -151,7 +151,7 @@ TABLE: dict[str, Entry] = {
         ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "init_mode"),
     ),
     "then-exact": Entry(
-        "partsong.methods.relay",
+        "partsong.methods.two_stage",
         "A few rounds of another method, then exact ones from the model that it has reached.",
         ("first", "first_rounds"),
         required=("first", "first_rounds"),
@@ -159,7 +159,7 @@ TABLE: dict[str, Entry] = {
     "fednmf": Entry(
         "partsong.methods.fednmf",
         "Descent on batches of documents at the parties; the server averages, or takes steps of its own.",
-        ("epochs", "batch", "rate", "weight_step", "fits_first", "server", "server_rate"),
+        ("epochs", "batch", "rate", "weight_step", "warm_start_weights", "server", "server_rate"),
         tasks=("texts",),
         pooled_name="nmf-sgd",
     ),
@@ -168,7 +168,7 @@ TABLE: dict[str, Entry] = {
         "As fednmf, while weights keep mutual information with the documents, by a critic that is learned"
         " with them.",
         (
-            "epochs", "batch", "rate", "weight_step", "fits_first", "server", "server_rate", "strength",
+            "epochs", "batch", "rate", "weight_step", "warm_start_weights", "server", "server_rate", "strength",
             "critic", "mi_gradient", "critic_rate",
         ),
         tasks=("texts",),

@@ -20,8 +20,8 @@ from partsong.core.parameters import real_number, whole_number
 from partsong.core.renamed import refuse_old_names
 from partsong.engines.rounds import sample_participants
 from partsong.errors import DataError, ParameterError
-from partsong.estimators.persistence import penalties_told
-from partsong.estimators.validation import precision_of, require_verbosity, solver_told, stop_of, whole_seed
+from partsong.estimators.persistence import penalties_to_dict
+from partsong.estimators.validation import precision_of, require_verbosity, solver_from_settings, stop_of, whole_seed
 from partsong.evaluation.topic_quality import (
     Coherence,
     Cooccurrence,
@@ -33,7 +33,7 @@ from partsong.evaluation.topic_quality import (
 )
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import SERVER_RATE
-from partsong.methods.privacy_request import masks_for
+from partsong.methods.privacy_request import build_secure_sum
 from partsong.privacy.exposure import PartyExposure, Support, worst_party
 from partsong.reporting.topic_page import TopicPage, facts_of, render_topics, write_topic_page
 from partsong.topics import COHERENCES, TOP
@@ -94,7 +94,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     _word_options: ClassVar[tuple[str, ...]]
     _least_documents: ClassVar[int]
 
-    weighing_: Weighing
+    vectorizer_: Weighing
     solver_: RowSolver
     components_: np.ndarray
     topic_shares_: np.ndarray | None
@@ -165,7 +165,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         Words that a topic does not have at all are not listed. Of hashed words the numbers of columns are told.
         """
         check_is_fitted(self, "components_")
-        names = self.weighing_.names
+        names = self.vectorizer_.names
         return [[names[column] for column in topic] for topic in top_columns(self.components_, whole_number("n", n))]
 
     def diversity(self, n: int = TOP) -> float:
@@ -178,8 +178,8 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         Of a text without a word of the vocabulary all weights are zero.
         """
         check_is_fitted(self, "components_")
-        counted = self.weighing_.counted(as_documents(texts))
-        matrix = matrix_of(self.weighing_.weighed(counted).rows, self.components_.dtype)
+        counted = self.vectorizer_.counted(as_documents(texts))
+        matrix = matrix_of(self.vectorizer_.weighed(counted).rows, self.components_.dtype)
         with runtime.limit_kernel_threads(runtime.available_threads()):
             W = self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
         return without_empty(W, counted)
@@ -201,7 +201,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self, "components_")
         counted = {"documents": vars(self)["n_documents_"]} if "n_documents_" in vars(self) else {}
         facts = facts_of(self.settings_, words=self.components_.shape[1], **counted) | {"seed": str(self.seed_)}
-        names = tuple(self.weighing_.names)
+        names = tuple(self.vectorizer_.names)
         page = TopicPage(self.components_, names, self.topic_shares_, self.coherence_, facts)
         if path is None:
             return str(render_topics(page))
@@ -230,7 +230,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def vocabulary_(self) -> list[str]:
         """The words of the columns of `components_`; hashed ones have none."""
         check_is_fitted(self, "components_")
-        columns = self.weighing_.vocabulary
+        columns = self.vectorizer_.vocabulary
         if not isinstance(columns, Vocabulary):
             raise AttributeError("Words of a hashed vocabulary are not known: a column may stand for several.")
         return list(columns.words)
@@ -276,13 +276,13 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self, "components_")
         if texts is None or kind == "vectors":
             return None
-        see = self.weighing_.windows if kind == "c_v" else lambda own: self.weighing_.counted(own).rows
+        see = self.vectorizer_.windows if kind == "c_v" else lambda own: self.vectorizer_.counted(own).rows
         return {name: see(own) for name, own in texts.items()}
 
     def _keep(self, found: Topics, prepared: Prepared, solver: RowSolver, seed: int) -> None:
         self.__dict__.pop("_origin", None)
-        self.weighing_ = prepared.weighing
-        self.solver_ = solver if is_mixture(solver) else solver_told(penalties_told(solver))
+        self.vectorizer_ = prepared.weighing
+        self.solver_ = solver if is_mixture(solver) else solver_from_settings(penalties_to_dict(solver))
         self.components_, self.topic_shares_ = found.H, np.asarray(found.shares, np.float64)
         self.n_topics_, self.seed_ = len(found.H), seed
         self.n_documents_ = sum(len(own.is_empty) for own in prepared.counted.values())
@@ -322,9 +322,9 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         What a word weighs in a text: tf-idf with rows of norm 1, or how often it occurs. None is tf-idf, and counts
         for LDA.
     vocabulary : None, "hash", path, list of words or Vocabulary
-        None takes the words of the texts that are left by min_documents, max_share and max_words; a path has one word
+        None takes the words of the texts that are left by min_documents, max_df and max_words; a path has one word
         per line; "hash" gives words columns by hash, max_words of them (10 000).
-    min_documents, max_share, max_words :
+    min_documents, max_df, max_words :
         A word is in at least so many documents (None: 2) and at most in such a share of them; of these, the most
         frequent. Refused with a vocabulary, which is taken as it is.
     language, stop_words, words :
@@ -338,7 +338,7 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
     critic, mi_gradient, critic_rate : {"concat", "separable"}, {"dv", "js"}, float or None
         Of "nmf-sgd-mi": who tells weights of documents apart, by which slopes it learns, and its step (None: `rate`).
         As printed, which is the default, it hardly learns by plain steps; "js" with 0.2 to 0.5 does.
-    fits_first : bool
+    warm_start_weights : bool
         Of the descents: whether weights are fitted to the topics anew before each iteration but the first.
     counts_words : bool
         Whether the fit also counts which of the strongest words occur together, for `coherence`.
@@ -354,14 +354,14 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         Sizes: shares of what topics explain, for LDA of the documents. None: not known, as in results of a federation.
     coherence_ : array (k,) or None
         NPMI of each topic's ten strongest words.
-    vocabulary_, weighing_, n_topics_, n_documents_, relative_error_, history_, n_iter_, outcome_, seed_ :
+    vocabulary_, vectorizer_, n_topics_, n_documents_, relative_error_, history_, n_iter_, outcome_, seed_ :
         Words of the columns; texts to rows; sizes; how the fit went, with perplexity as the objective of LDA.
     empty_documents_ : array of bool
         Which texts have no word of the vocabulary; they are kept, and their weights are zero.
     """
 
     _methods = ALONE
-    _word_options = ("min_documents", "max_words", "max_share")
+    _word_options = ("min_documents", "max_words", "max_df")
     _least_documents = 2
 
     @refuse_old_names
@@ -373,7 +373,7 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         weighting: str | None = None,
         vocabulary: Any = None,
         min_documents: int | None = None,
-        max_share: float = 1.0,
+        max_df: float = 1.0,
         max_words: int | None = None,
         language: str = "english",
         stop_words: Iterable[str] = (),
@@ -391,7 +391,7 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         critic: str = "concat",
         mi_gradient: str = "dv",
         critic_rate: float | None = None,
-        fits_first: bool = False,
+        warm_start_weights: bool = False,
         counts_words: bool = True,
         device: str | None = None,
     ) -> None:
@@ -447,7 +447,7 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
 
     def _told(self) -> dict[str, Any]:
         named = self.method if isinstance(self.method, str) else type(self.method).__name__
-        return {"method": named, "weighting": self.weighing_.weighting, "tol": float(self.tol)}
+        return {"method": named, "weighting": self.vectorizer_.weighting, "tol": float(self.tol)}
 
 
 class FederatedTopicModel(TopicEstimator):
@@ -465,8 +465,8 @@ class FederatedTopicModel(TopicEstimator):
 
     Parameters
     ----------
-    n_topics, weighting, max_share, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
-dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_first, counts_words, device :
+    n_topics, weighting, max_df, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
+dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, warm_start_weights, counts_words, device :
         As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
         "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
         (docs/reference/exposure.md), and `secure_aggregation` hides single ones.
@@ -483,7 +483,7 @@ dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_fir
     min_documents, min_parties : int, int or None
         The rule of "agree"; None is two parties. One party alone keeps its words in min_documents documents. Refused
         with a vocabulary, which is taken as it is.
-    longest_word : int
+    max_word_bytes : int
         Of "agree": words of more bytes of UTF-8 than this stay at their parties, and are no words of the model. A
         letter that is not plain takes two bytes or more. More costs bytes for each word that is not of up to eleven
         plain letters.
@@ -493,7 +493,7 @@ dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, fits_fir
 
     Attributes
     ----------
-    components_, topic_shares_, coherence_, vocabulary_, weighing_, n_topics_, n_documents_, relative_error_, \
+    components_, topic_shares_, coherence_, vocabulary_, vectorizer_, n_topics_, n_documents_, relative_error_, \
 history_, n_iter_, outcome_, seed_ :
         As in `TopicModel`, over all parties' texts; `history_` tells bytes_up (all parties) and bytes_down (each).
     agreement_ : Agreement or None
@@ -507,7 +507,7 @@ history_, n_iter_, outcome_, seed_ :
     """
 
     _methods = TOGETHER
-    _word_options = ("min_documents", "min_parties", "max_words", "max_share", "longest_word")
+    _word_options = ("min_documents", "min_parties", "max_words", "max_df", "max_word_bytes")
     _least_documents = 1
 
     @refuse_old_names
@@ -523,8 +523,8 @@ history_, n_iter_, outcome_, seed_ :
         vocabulary: Any = AGREE,
         min_documents: int = 1,
         min_parties: int | None = None,
-        longest_word: int = LONGEST,
-        max_share: float = 1.0,
+        max_word_bytes: int = LONGEST,
+        max_df: float = 1.0,
         max_words: int | None = None,
         weighting: str | None = None,
         secure_aggregation: Any = False,
@@ -543,7 +543,7 @@ history_, n_iter_, outcome_, seed_ :
         critic: str = "concat",
         mi_gradient: str = "dv",
         critic_rate: float | None = None,
-        fits_first: bool = False,
+        warm_start_weights: bool = False,
         counts_words: bool = True,
         device: str | None = None,
     ) -> None:
@@ -601,7 +601,9 @@ history_, n_iter_, outcome_, seed_ :
                 "would know what the other has sent. Let more take part, or run without masks.",
                 parameter="secure_aggregation",
             )
-        masks: Reduction = masks_for(None, n_parties) if self.secure_aggregation is True else self.secure_aggregation
+        masks: Reduction = (
+            build_secure_sum(None, n_parties) if self.secure_aggregation is True else self.secure_aggregation
+        )
         return masks
 
     def _require_everyone(self, program: Any, is_sampled: bool) -> None:
@@ -640,7 +642,7 @@ history_, n_iter_, outcome_, seed_ :
             "method": named,
             "parties": self.n_parties_,
             "participation": float(self.participation),
-            "weighting": self.weighing_.weighting,
+            "weighting": self.vectorizer_.weighting,
             "vocabulary": self.vocabulary if is_named else "given",
             "secure_aggregation": bool(self.secure_aggregation),
             "tol": float(self.tol),

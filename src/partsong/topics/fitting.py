@@ -29,9 +29,9 @@ from partsong.estimators.parties import PROGRAM
 from partsong.evaluation.topic_quality import Cooccurrence, count_pairs, top_columns
 from partsong.methods.counts import CooccurrenceSums
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.fednmf import SERVER_RATE, TopicRounds
+from partsong.methods.fednmf import SERVER_RATE, FederatedDescent
 from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation
-from partsong.methods.registry import Problem, Texts
+from partsong.methods.registry import Problem, TopicConfig
 from partsong.solvers.lda import TopicRows
 from partsong.topics import TOP
 from partsong.topics.shared_vocabulary import only_round
@@ -56,30 +56,35 @@ SAME_AS = methods.pooled_names()
 ALONE = tuple(SAME_AS)
 """Methods for texts that are in one place."""
 
-DESCENTS = methods.taking("epochs", TOGETHER)
+DESCENTS = methods.names_with("epochs", TOGETHER)
 """Methods whose server takes steps of its own, and that can do with some of the parties in a round."""
 
 SERVERS = methods.CHOICES["server"]
 
-OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "fits_first")
+OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "warm_start_weights")
 OF_A_CRITIC = ("critic", "mi_gradient", "critic_rate")
 
 
 def taking(parameter: str) -> tuple[str, ...]:
     """The methods that have it, by all names that they have."""
-    meant = methods.taking(parameter, TOGETHER)
+    meant = methods.names_with(parameter, TOGETHER)
     return (*(name for name, same in SAME_AS.items() if same in meant), *meant)
 
 
 def rounds_for(method: object) -> int:
     """The most rounds by default."""
     if not isinstance(method, str):
-        return Texts().rounds
+        return TopicConfig().rounds
     texts = methods.method(SAME_AS.get(method, method)).texts
-    return Texts().rounds if texts is None else texts.rounds
+    return TopicConfig().rounds if texts is None else texts.rounds
 
 
-AS_PRINTED: Mapping[str, Any] = {"critic": "concat", "mi_gradient": "dv", "critic_rate": None, "fits_first": False}
+AS_PRINTED: Mapping[str, Any] = {
+    "critic": "concat",
+    "mi_gradient": "dv",
+    "critic_rate": None,
+    "warm_start_weights": False,
+}
 """What they are unless told otherwise: those of Si et al. (2022)."""
 
 NEGLIGIBLE = 1e-6
@@ -195,14 +200,14 @@ def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:
     """The fit with what can be known of its rounds; where that is nothing, the last model is kept."""
     if isinstance(fit.program, FederatedLDA) and not is_sampled:
         return replace(fit, measures=TopicMeasures(True))
-    if isinstance(fit.program, FederatedLDA | TopicRounds):
+    if isinstance(fit.program, FederatedLDA | FederatedDescent):
         return replace(fit, measures=TopicMeasures(False), stop=StoppingRule(0.0, fit.stop.time_budget))
     return fit
 
 
 def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
     """Refuse settings of critics and descents with a method that has none."""
-    for name in ("fits_first", *OF_A_CRITIC):
+    for name in ("warm_start_weights", *OF_A_CRITIC):
         value = options.get(name, AS_PRINTED[name])
         takers = taking(name)
         if value == AS_PRINTED[name] or (isinstance(method, str) and method in takers):
@@ -213,8 +218,11 @@ def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
             f"take {those[0]}.",
             parameter=name,
         )
-    if not isinstance(options.get("fits_first", False), bool):
-        raise ParameterError(f"fits_first is True or False; got {options['fits_first']!r}.", parameter="fits_first")
+    if not isinstance(options.get("warm_start_weights", False), bool):
+        raise ParameterError(
+            f"warm_start_weights is True or False; got {options['warm_start_weights']!r}.",
+            parameter="warm_start_weights",
+        )
 
 
 def _given(program: Any, n_topics: int | None) -> Program:
@@ -240,7 +248,7 @@ def require_device(device: Any, program: Any) -> None:
             f'device must be the name of a device that torch knows, such as "cuda" or "cpu"; got {device!r}.',
             parameter="device",
         )
-    if not isinstance(program, TopicRounds):
+    if not isinstance(program, FederatedDescent):
         raise ParameterError(
             f"device={device!r} is for descents, nmf-sgd, nmf-sgd-mi, fednmf and fednmf-mi: all other methods are "
             "computed by NumPy and compiled loops. Leave it out, or take one of these.",
@@ -352,7 +360,7 @@ def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int =
         return None
     program = CooccurrenceSums.of(topics)
     if len(rows) == 1:
-        return count_pairs(next(iter(rows.values())), program.asked)
+        return count_pairs(next(iter(rows.values())), program.topic_pairs)
     shards = [Shard(name, matrix_of(own), key(seed, "secret", name)) for name, own in rows.items()]
     with errors_of_topics():
         return program.counts(only_round(program, shards, seed).checkpoint.server)
@@ -395,7 +403,7 @@ def errors_of_topics(program: Any = None, course: Course | None = None) -> Itera
         yield
     except PartsongError as error:
         notes = [note for note in getattr(error, "__notes__", ()) if note not in OF_ENGINES]
-        if course is not None and isinstance(program, TopicRounds) and _has_run_away(error, course.reduction):
+        if course is not None and isinstance(program, FederatedDescent) and _has_run_away(error, course.reduction):
             diverged = DivergenceError(told_of_steps(program, course.weighting))
             diverged.__notes__ = notes
             raise diverged from None
@@ -405,7 +413,7 @@ def errors_of_topics(program: Any = None, course: Course | None = None) -> Itera
 
 def _trouble_of_topics(training: Training, program: Any, course: Course) -> str:
     """What went wrong in a run that diverged after its first round, with the same advice."""
-    if training.outcome is Outcome.DIVERGED and isinstance(program, TopicRounds):
+    if training.outcome is Outcome.DIVERGED and isinstance(program, FederatedDescent):
         return told_of_steps(program, course.weighting)
     return reduce(lambda trouble, note: trouble.replace(note, ""), OF_ENGINES, training.trouble).strip()
 
@@ -416,7 +424,7 @@ def _has_run_away(error: PartsongError, reduction: Reduction) -> bool:
     return is_beyond or isinstance(error, DivergenceError)
 
 
-def told_of_steps(program: TopicRounds, weighting: str) -> str:
+def told_of_steps(program: FederatedDescent, weighting: str) -> str:
     """That the steps of a descent are too large, and what to do about it."""
     descent, rate = program.descent, getattr(program.descent.information, "rate", None)
     critic = "" if rate is None else f", critic_rate={rate:g}"
@@ -428,14 +436,14 @@ def told_of_steps(program: TopicRounds, weighting: str) -> str:
 
 def warn_of_no_topics(program: Any, done: FitResult, weighting: str) -> None:
     """Warn where W H is zero and X is not."""
-    if not isinstance(program, TopicRounds):
+    if not isinstance(program, FederatedDescent):
         warn_if_model_is_zero(program.solver, done)
     elif is_zero(done):
         message = f"The topics are zero: they explain nothing of these texts. {_smaller_steps(program, weighting)}"
         warnings.warn(message, EmptyModelWarning, stacklevel=2)
 
 
-def _smaller_steps(program: TopicRounds, weighting: str) -> str:
+def _smaller_steps(program: FederatedDescent, weighting: str) -> str:
     """Settings that make them smaller. The largest eigenvalue of W_SᵀW_S/b, which bounds steps of H, is convex: over
     larger batches it is smaller on average.
     """

@@ -10,8 +10,8 @@ from typing import Any
 
 from partsong.core.interfaces import RowSolver
 from partsong.errors import DataError, FormatError, ParameterError, PartsongError
-from partsong.estimators.persistence import penalties_told
-from partsong.estimators.validation import count_told, solver_told
+from partsong.estimators.persistence import penalties_to_dict
+from partsong.estimators.validation import count_from_settings, solver_from_settings
 from partsong.io import model_file
 from partsong.io.tensor_file import JSON
 from partsong.io.topic_file import TopicFile, load_topics, save_topics
@@ -23,7 +23,7 @@ MIXTURE, LEAST_SQUARES = "mixture", "least-squares"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """When and with what the model of a file was made: it is written again as it was read."""
 
     settings: Mapping[str, JSON]
@@ -33,13 +33,13 @@ class Origin:
 
 def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
     """Write what a fitted model knows."""
-    weighing: Weighing = model.weighing_
+    weighing: Weighing = model.vectorizer_
     columns = weighing.vocabulary
-    origin: Origin | None = vars(model).get("_origin")
+    origin: Provenance | None = vars(model).get("_origin")
     if origin is None:
         sizes = {"n_topics": len(model.components_), "rounds": model.n_iter_}
         told = {**settings, **solver_as_told(model.solver_), **sizes}
-        origin = Origin(told, model_file.now(), model_file.package_versions())
+        origin = Provenance(told, model_file.now(), model_file.package_versions())
     save_topics(
         path,
         TopicFile(
@@ -64,14 +64,14 @@ def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | No
     file = load_topics(path)
     try:
         options = _options(file, words)
-        model.weighing_ = Weighing(options, _columns(file), file.frequencies, file.n_documents)
+        model.vectorizer_ = Weighing(options, _columns(file), file.frequencies, file.n_documents)
         model.solver_ = _solver_from(file.settings)
-        model.n_iter_ = count_told(file.settings, "rounds", least=0)
+        model.n_iter_ = count_from_settings(file.settings, "rounds", least=0)
     except PartsongError as error:
         raise FormatError(f"{path}: {error}") from error
     model.components_, model.n_topics_ = file.components, len(file.components)
     model.topic_shares_, model.coherence_, model.seed_ = file.shares, file.coherence, file.seed
-    model._origin = Origin(dict(file.settings), file.created, dict(file.versions))
+    model._provenance = Provenance(dict(file.settings), file.created, dict(file.versions))
     return file.settings
 
 
@@ -109,12 +109,12 @@ def solver_as_told(solver: RowSolver) -> dict[str, JSON]:
     """How weights of documents are found, as files tell it: shares of a mixture, or a fit with its penalties."""
     if isinstance(solver, TopicRows):
         return {"weights": MIXTURE, "alpha": solver.alpha, "iterations": solver.iterations, "e_tol": solver.tolerance}
-    return {"weights": LEAST_SQUARES, **penalties_told(solver)}
+    return {"weights": LEAST_SQUARES, **penalties_to_dict(solver)}
 
 
 def _solver_from(settings: Mapping[str, Any]) -> RowSolver:
     if settings.get("weights") != MIXTURE:
-        return solver_told(settings)
+        return solver_from_settings(settings)
     try:
         found = [float(settings[name]) for name in ("alpha", "iterations", "e_tol")]
         return TopicRows(found[0], int(found[1]), found[2])

@@ -43,32 +43,30 @@ LONGEST, MOST_BYTES = 32, 1024
 class WordRule:
     """What was asked for: a source of words, and which of them are kept.
 
-    `longest_word` is in bytes of UTF-8, and of an agreement alone: longer words stay at their parties.
+    `max_word_bytes` is in bytes of UTF-8, and of an agreement alone: longer words stay at their parties.
     """
 
     source: Any = AGREE
     min_documents: int = 2
     min_parties: int | None = None
     max_words: int | None = None
-    max_share: float = 1.0
-    longest_word: int = LONGEST
+    max_df: float = 1.0
+    max_word_bytes: int = LONGEST
 
     def __post_init__(self) -> None:
-        for name in ("min_documents", "longest_word"):
+        for name in ("min_documents", "max_word_bytes"):
             whole_number(name, getattr(self, name))
-        if self.longest_word > MOST_BYTES:
+        if self.max_word_bytes > MOST_BYTES:
             raise ParameterError(
-                f"longest_word={self.longest_word}: a word of so many bytes is none. {MOST_BYTES} are the most; each "
-                "word that is not of up to eleven plain letters takes a place of this size.",
-                parameter="longest_word",
+                f"max_word_bytes must be at most {MOST_BYTES}; got {self.max_word_bytes}. Every word that is not of up "
+                "to eleven plain letters takes this many bytes.",
+                parameter="max_word_bytes",
             )
         for name in ("min_parties", "max_words"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name))
-        if not 0 < real_number("max_share", self.max_share) <= 1:
-            raise ParameterError(
-                f"max_share must be above 0 and at most 1; got {self.max_share!r}.", parameter="max_share"
-            )
+        if not 0 < real_number("max_df", self.max_df) <= 1:
+            raise ParameterError(f"max_df must be above 0 and at most 1; got {self.max_df!r}.", parameter="max_df")
 
     def fixed(self, words: Words, seed: int) -> Vocabulary | HashedVocabulary | None:
         """Columns that do not depend on documents; None where these have to be looked at.
@@ -96,10 +94,10 @@ class WordRule:
 
     def pruned(self, vocabulary: Vocabulary, min_documents: int = 1) -> Vocabulary:
         """The words that are left of those of documents."""
-        return vocabulary.pruned(min_documents, float(self.max_share), self.max_words)
+        return vocabulary.pruned(min_documents, float(self.max_df), self.max_words)
 
 
-UNASKED = {"min_documents": 1, "max_share": 1.0, "longest_word": LONGEST}
+UNASKED = {"min_documents": 1, "max_df": 1.0, "max_word_bytes": LONGEST}
 """What arguments of a model are where nothing was asked for; else it is None."""
 
 
@@ -176,7 +174,7 @@ def _listed(columns: Vocabulary | HashedVocabulary) -> Vocabulary | HashedVocabu
 def _agreed(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int) -> Agreement:
     """Key and secrets come from the seed: the same seed gives the same words in the same order."""
     fewest = 2 if rule.min_parties is None else int(rule.min_parties)
-    asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.longest_word))
+    asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.max_word_bytes))
     secrets = {name: key(seed, "secret", name) for name in parties}
     shards = word_shards(parties, words, key_from_seed(seed), secrets)
     return agree(shards, Parallel(), asked, reduction=counting_among(len(parties)), seed=seed)

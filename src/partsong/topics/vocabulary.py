@@ -95,27 +95,25 @@ class Vocabulary:
             listed = [word for line in listed for word in words.of(line)]
         return cls(tuple(dict.fromkeys(word for word in listed if word)))
 
-    def pruned(self, min_documents: int = 1, max_share: float = 1.0, max_words: int | None = None) -> Vocabulary:
+    def pruned(self, min_documents: int = 1, max_df: float = 1.0, max_words: int | None = None) -> Vocabulary:
         """Words in at least so many documents and at most such a share of them; of these the most frequent ones."""
-        if min_documents < 1 or not 0 < max_share <= 1 or (max_words is not None and max_words < 1):
+        if min_documents < 1 or not 0 < max_df <= 1 or (max_words is not None and max_words < 1):
             raise ParameterError(
-                f"min_documents and max_words are at least 1, and max_share is above 0 and at most 1; got "
-                f"{min_documents!r}, {max_words!r}, {max_share!r}.",
+                f"min_documents and max_words are at least 1, and max_df is above 0 and at most 1; got "
+                f"{min_documents!r}, {max_words!r}, {max_df!r}.",
                 parameter="min_documents",
             )
         if self.documents is None:
             raise ParameterError("These words have no document frequencies to prune by: they come from a public list.")
-        kept = np.flatnonzero(
-            (self.documents >= min_documents) & (self.documents <= max_share * max(1, self.n_documents))
-        )
+        kept = np.flatnonzero((self.documents >= min_documents) & (self.documents <= max_df * max(1, self.n_documents)))
         if max_words is not None and len(kept) > max_words:
             order = sorted(kept.tolist(), key=lambda column: (-self.documents[column], self.words[column]))
             kept = np.sort(np.array(order[:max_words]))
         if not len(kept):
             raise DataError(
                 f"None of {len(self.words)} words is in at least {min_documents} documents and in at most "
-                f"{max_share:.0%} of {self.n_documents}: all documents would be empty. Prune less: "
-                "a smaller min_documents, or a larger max_share.",
+                f"{max_df:.0%} of {self.n_documents}: all documents would be empty. Prune less: "
+                "a smaller min_documents, or a larger max_df.",
                 parameter="min_documents",
             )
         return Vocabulary(tuple(self.words[column] for column in kept), self.documents[kept], self.n_documents)

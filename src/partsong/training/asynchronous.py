@@ -31,7 +31,7 @@ from partsong.core.runtime import InterruptCounter
 from partsong.core.states import state
 from partsong.engines.collective import Communicator, share_values, together
 from partsong.errors import DivergenceError
-from partsong.methods.averaging import Consensus, ConsensusParty
+from partsong.methods.averaging import AveragingPartyState, LocalAveraging
 from partsong.training.loop import (
     PERFECT,
     WINDOW,
@@ -57,7 +57,7 @@ ERROR = "reported_error"
 class ReportingParty:
     """A party, which place it has in the list of all, and how many there are."""
 
-    party: ConsensusParty
+    party: AveragingPartyState
     place: int
     parties: int
 
@@ -73,14 +73,14 @@ class ReportedServer:
 
 @dataclass(frozen=True, slots=True)
 class Reporting(ProgramBase):
-    """A `Consensus` with two more numbers in each upload: ‖X_p − W_p H‖² for the H that was sent, and ‖X_p‖².
+    """A `LocalAveraging` with two more numbers in each upload: ‖X_p − W_p H‖² for the H that was sent, and ‖X_p‖².
 
     W_p is that of the party's work before, so that a first report is of an empty model. Who reports is told by the
     place of these numbers among zeros (2 × parties). The error is that of everybody's latest report together: each is
     of the moment at which that party was last answered. Never sent: X_p, W_p.
     """
 
-    program: Consensus
+    program: LocalAveraging
 
     @property
     def rank(self) -> int:

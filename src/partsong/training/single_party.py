@@ -8,8 +8,8 @@ from partsong.core import runtime
 from partsong.core.interfaces import Checkpoint, Matrix, Schedule, Shard
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.local import Sequential
-from partsong.methods.dsanls import SketchExchange, SketchParty
-from partsong.methods.game import PlayInStrata, PlayParty
+from partsong.methods.dsanls import DsanlsPartyState, SketchExchange
+from partsong.methods.game import FederatedGame, GamePartyState
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import SKETCHES
 from partsong.solvers.game import Game, balance, first_weights
@@ -28,7 +28,7 @@ def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | N
     assert isinstance(config.solver, ObservedRows)
     assert config.game is not None
     game = Game() if config.game == "game" else config.game
-    program = PlayInStrata(config.rank, game, config.solver)
+    program = FederatedGame(config.rank, game, config.solver)
 
     def begin() -> Checkpoint:
         with runtime.limit_kernel_threads(config.threads):
@@ -39,7 +39,7 @@ def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | N
             W = first_weights(matrix, Ht) if chosen.W is None else chosen.W
             scale = balance(W, Ht) if init is None else 1.0
         server, model = program.start_from(Ht / scale)
-        return Checkpoint(0, {PARTY: PlayParty(0, 1, config.seed, W * scale)}, server, model)
+        return Checkpoint(0, {PARTY: GamePartyState(0, 1, config.seed, W * scale)}, server, model)
 
     schedule = Schedule(config.max_iter, config.seed, kernel_threads=config.threads)
     shards = [Shard(PARTY, matrix)]
@@ -58,7 +58,7 @@ def sketched_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors
         with runtime.limit_kernel_threads(config.threads):
             chosen = init if init is not None else initial_factors(matrix, config)
         server, model = program.start_from(chosen.Ht)
-        return Checkpoint(0, {PARTY: SketchParty(config.seed, 1, chosen.W)}, server, model)
+        return Checkpoint(0, {PARTY: DsanlsPartyState(config.seed, 1, chosen.W)}, server, model)
 
     schedule = Schedule(program.exchanges(most, 1), config.seed, kernel_threads=config.threads)
     stop, shards = replace(config.stop, tol=config.stop.tol * program.traits.measured_every), [Shard(PARTY, matrix)]

@@ -27,13 +27,13 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import DataError, PartsongError
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 
 NAMES = ("p00", "p01", "p02")
 ARRIVALS = 12
 
 
-PROGRAM = Consensus(4, steps=3, server_update=Relaxation(3.0))
+PROGRAM = LocalAveraging(4, steps=3, server_update=Relaxation(3.0))
 
 
 def shards_of(names=NAMES, width=16):

@@ -26,7 +26,7 @@ from partsong.engines.local import Sequential
 from partsong.errors import DataError, FileError, PartsongError
 from partsong.methods import build
 from partsong.methods.dsanls import SketchExchange
-from partsong.methods.secure_sketched import SketchedConsensus, SketchedStatistics
+from partsong.methods.secure_sketched import SketchedAveraging, SketchedSums
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import CountSketch, Gaussian
@@ -42,7 +42,7 @@ SKETCHED = {
     "dsanls": SketchExchange(4, sketch=Proportion(ratio=0.3), iterations=6, every=3, n_rows=40),
     "dsanls by count": SketchExchange(4, sketch=Proportion(CountSketch, 0.4), iterations=6, every=3, n_rows=40),
     "syn-ssd-uv": build("syn-ssd-uv", 4, local_steps=3, sketch_ratio=0.4),
-    "secure dsanls": SketchedStatistics(4, Gaussian(4 * 4), is_guarded=False),
+    "secure dsanls": SketchedSums(4, Gaussian(4 * 4), is_guarded=False),
 }
 
 
@@ -119,7 +119,7 @@ def told_sketches(engine, program, shards):
             engine,
             program,
             shards,
-            rounds=program.exchanges(2, 1) if isinstance(program, SketchedConsensus | SketchExchange) else 5,
+            rounds=program.exchanges(2, 1) if isinstance(program, SketchedAveraging | SketchExchange) else 5,
         )
     )
     return [

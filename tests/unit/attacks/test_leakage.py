@@ -35,7 +35,7 @@ from partsong.attacks.reconstruction import (
     sparse_rows,
 )
 from partsong.attacks.runner import NOT_SUMMED, UNKNOWN_ADDENDS, Attacker, RecordedRun, attack, findings
-from partsong.attacks.sums import in_the_open, less_all_others, repeated
+from partsong.attacks.sums import plaintext_uploads, recompute_uploads, subtract_other_parties
 from partsong.attacks.transcript import transcript
 from partsong.core.interfaces import Layout, Message, Schedule, Shard
 from partsong.data.blocks import two_sided_blocks
@@ -45,8 +45,8 @@ from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.methods import build
 from partsong.methods.dsanls import SketchExchange
-from partsong.methods.private import PrivateStatistics
-from partsong.methods.secure_sketched import SketchedStatistics
+from partsong.methods.private import PrivateSums
+from partsong.methods.secure_sketched import SketchedSums
 from partsong.reporting.attack_report import attacks, render_page
 from partsong.sketch.kinds import Gaussian, Subsampling
 from partsong.training.traffic import TrafficRecorder, read_traffic
@@ -176,7 +176,7 @@ def test_low_rank_alone_determines_nothing_before_n():
 def test_the_guard_of_sketched_statistics_lets_sparse_rows_through():
     """T·d < n is necessary, and no guarantee."""
     rows = parties(60, 60, density=0.1)
-    program = SketchedStatistics(2, Gaussian(4))
+    program = SketchedSums(2, Gaussian(4))
     findings = found_in(program, rows, 14)
     finding = of(findings, "p0", "sketches, non-negative and sparse")
     assert "T·d/n = 0.87" in finding.what
@@ -285,7 +285,7 @@ def test_what_all_others_know_is_found_from_the_sum_of_any_program_with_one():
     program = replace(build("fedavg", K, local_steps=10), aggregation=Mean())
     done, layout = recorded(program, parties(1, 20, 20), 2)
     exchanges = transcript([each.traffic for each in done], program, layout, asynchronous=False)
-    subtracted = less_all_others(exchanges, program, "p0", in_the_open(exchanges))
+    subtracted = subtract_other_parties(exchanges, program, "p0", plaintext_uploads(exchanges))
     for known, exchange in zip(subtracted, exchanges, strict=True):
         assert_allclose(known.uploads["p0"]["H"], exchange.uploads["p0"]["H"], rtol=1e-10, atol=1e-12)
 
@@ -351,7 +351,7 @@ def test_all_others_work_out_what_the_last_party_has_sent(program):
     rows = parties(1, 20, 20)
     run = run_of(program, rows, 3)
     exchanges = run.exchanges()
-    left = less_all_others(exchanges, program, "p0", in_the_open(exchanges))
+    left = subtract_other_parties(exchanges, program, "p0", plaintext_uploads(exchanges))
     assert len(left) == len(exchanges)
     for exchange, original in zip(left, exchanges, strict=True):
         found, sent = exchange.uploads["p0"], original.uploads["p0"]
@@ -444,7 +444,7 @@ def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed
     )
     layout = Layout.of(shards, SEED)
     again = RecordedRun([each.traffic for each in masked], program, layout, SecureSum()).exchanges()
-    known = repeated(again, program, layout, shards)
+    known = recompute_uploads(again, program, layout, shards)
     for index, (found, done) in enumerate(zip(again, shown, strict=True)):
         assert tuple(found.models) == done.participants
         assert found.unheard == tuple(heard.get(index, ()))
@@ -457,7 +457,7 @@ def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed
 def test_noise_has_public_units_and_without_much_of_it_a_row_is_found():
     rows = parties(1, 20, 20)
     bound = float(np.linalg.norm(rows["p0"])) * 1.01
-    loud, quiet = (PrivateStatistics(K, multiplier, bound) for multiplier in (3.0, 1e-4))
+    loud, quiet = (PrivateSums(K, multiplier, bound) for multiplier in (3.0, 1e-4))
     found = {each: on(findings(run_of(each, rows, 2), truth=rows), "p0") for each in (loud, quiet)}
     assert found[quiet].recovered[0].error < 0.01
     assert not found[loud].found

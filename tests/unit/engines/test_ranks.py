@@ -34,7 +34,7 @@ from partsong.errors import (
 )
 from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
-from partsong.methods.relay import exact_after
+from partsong.methods.two_stage import exact_after
 from partsong.secure_aggregation.protocol import SecureSum, roster_of
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")

@@ -32,7 +32,7 @@ from partsong.errors import (
 )
 from partsong.io.state_file import read_state, write_state
 from partsong.methods import build
-from partsong.methods.averaging import Consensus, ConsensusParty, ConsensusServer
+from partsong.methods.averaging import AveragingPartyState, AveragingServerState, LocalAveraging
 from tests.integration.mpi import asynchronous_cases as cases
 from tests.integration.mpi.asynchronous_cases import NAMES, PROGRAM, run, shards_of
 
@@ -188,12 +188,12 @@ def test_jitter_is_a_stream_of_seed_party_and_piece():
 
 @pytest.mark.parametrize(("rho", "offset"), [(1.0, 0), (3.0, 0), (1.0, 2)])
 def test_relaxation_by_hand(rho, offset):
-    program = Consensus(4, steps=3, server_update=Relaxation(rho, offset))
+    program = LocalAveraging(4, steps=3, server_update=Relaxation(rho, offset))
     shards = {shard.name: shard for shard in shards_of()}
     rounds = list(run(Asynchronous(UNEVEN), program, list(shards.values()), 20))
     H = _start(program)
     sent, number = dict.fromkeys(NAMES, (H, 0)), dict.fromkeys(NAMES, 0)
-    states = dict.fromkeys(NAMES, ConsensusParty())
+    states = dict.fromkeys(NAMES, AveragingPartyState())
     due = {name: UNEVEN.of(shards[name], 0, 3) for name in NAMES}
     for index, done in enumerate(rounds):
         name = min(NAMES, key=lambda party: (due[party], party))
@@ -213,7 +213,7 @@ def _start(program):
 
 
 def test_with_weight_one_over_t_the_model_is_the_mean_of_all_uploads():
-    program = Consensus(4, steps=3, server_update=Relaxation(1.0, 1))
+    program = LocalAveraging(4, steps=3, server_update=Relaxation(1.0, 1))
     rounds = list(run(Asynchronous(UNEVEN, record=True), program, shards_of(), 15))
     uploads = [message["H"] for done in rounds for _, _, message in done.traffic]
     assert_allclose(rounds[-1].model["H"], np.mean([_start(program), *uploads], axis=0), rtol=1e-12, atol=1e-14)
@@ -451,7 +451,9 @@ def test_durations_are_positive_and_finite(settings):
 
 
 def test_states_travel_without_loss():
-    state = ConsensusServer(Message({"H": np.eye(3)[:, :2].T, "n": np.array(3)}, 2.5), ((), math.inf, None, "a"), 7)
+    state = AveragingServerState(
+        Message({"H": np.eye(3)[:, :2].T, "n": np.array(3)}, 2.5), ((), math.inf, None, "a"), 7
+    )
     mixed = {"server": state, 3: (np.float32(0.1), True, np.arange(3, dtype=np.int8))}
     again = decode(encode(mixed))
     assert_array_equal(again["server"].model["H"], state.model["H"])

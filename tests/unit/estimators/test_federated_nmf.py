@@ -39,12 +39,12 @@ from partsong.errors import (
 )
 from partsong.estimators import federated_nmf
 from partsong.estimators.parties import party_names
-from partsong.estimators.validation import solver_told
+from partsong.estimators.validation import solver_from_settings
 from partsong.io.model_file import load_model, save_model
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.methods.exact import SharedSums
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.solvers.game import Game
 from partsong.solvers.normal_equations import Penalty
 from partsong.training import loop, result, simulation
@@ -316,7 +316,7 @@ def test_the_rank_is_that_of_the_program_or_nmfs_own():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": Consensus}, {"start": "alone"},
+    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": LocalAveraging}, {"start": "alone"},
      {"rounds": 0}, {"rounds": True}, {"local_steps": "3"}, {"n_jobs": "2"}, {"n_jobs": 0}, {"n_jobs": -3},
      {"verbose": "x"}, {"tol": "a"}, {"tol": None}, {"time_budget": "x"}, {"dtype": "foo"}, {"dtype": int},
      {"random_state": "a"}, {"on_party_error": "leave out"}, {"on_party_error": None},
@@ -801,14 +801,14 @@ def test_pipelines_searches_and_clones():
     search.fit(X, federatednmf__parties=labels)
     assert search.best_params_ == {"federatednmf__n_components": 4}
     assert search.best_estimator_[-1].parties_ == ["u", "v", "w"]
-    by_party = GridSearchCV(
+    split_by_label = GridSearchCV(
         partsong.FederatedNMF(rounds=5, random_state=0),
         {"n_components": [1, 4]},
         scoring=lambda model, held: -sum(np.linalg.norm(Y - model.inverse_transform(model.transform(Y))) for Y in held),
         cv=3,
         error_score="raise",
     )
-    assert by_party.fit(np.array_split(X, 6)).best_params_ == {"n_components": 4}, "folds of whole parties"
+    assert split_by_label.fit(np.array_split(X, 6)).best_params_ == {"n_components": 4}, "folds of whole parties"
     model = partsong.FederatedNMF(
         3, method=build("fnmf-local", 3, local_steps=5, align="assignment"), rounds=2, random_state=0
     )
@@ -923,7 +923,7 @@ def test_all_penalties_come_back(tmp_path):
     loaded.save(path)
     assert load_model(path).settings == told
     assert_allclose(partsong.NMF.load(path).transform(X), model.transform(X), rtol=1e-9, atol=1e-12)
-    solver = solver_told(told)
+    solver = solver_from_settings(told)
     for name in ("penalty_W", "penalty_H"):
         restored, own = getattr(solver, name), getattr(model.solver_, name)
         assert (restored.l1, restored.l2) == pytest.approx((own.l1, own.l2))
@@ -1085,12 +1085,12 @@ def test_a_model_of_known_cells_comes_back(tmp_path):
 
 def test_a_game_between_parties_may_have_a_leader():
     both, led = (
-        partsong.FederatedNMF(method=PlayInStrata(3, game=Game(leader=leader)), rounds=3, tol=0, random_state=0).fit(
+        partsong.FederatedNMF(method=FederatedGame(3, game=Game(leader=leader)), rounds=3, tol=0, random_state=0).fit(
             parts()
         )
         for leader in (None, "rows")
     )
-    assert PlayInStrata(3, game=Game(leader="rows")).game.leader == "rows"
+    assert FederatedGame(3, game=Game(leader="rows")).game.leader == "rows"
     assert np.abs(led.components_ - both.components_).max() > 1e-9
     with pytest.raises(ParameterError, match="leader"):
-        PlayInStrata(3, game=Game(leader="nobody"))
+        FederatedGame(3, game=Game(leader="nobody"))

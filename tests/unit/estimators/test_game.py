@@ -23,7 +23,7 @@ from partsong.errors import (
     PartsongError,
 )
 from partsong.evaluation.equilibrium import equilibrium
-from partsong.methods.game import PlayInStrata
+from partsong.methods.game import FederatedGame
 from partsong.solvers.game import ConstantStep, DecayingStep, Game, SafeStep, ShrinkOthers, ShrinkSmallest
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
 from partsong.training.result import EmptyModelWarning
@@ -352,11 +352,11 @@ def test_federations_play():
 def test_a_federation_that_runs_away_says_so():
 
     parts = np.array_split(planted(120), 4)
-    too_fast = PlayInStrata(3, game=Game(step=ConstantStep(1e30)))
+    too_fast = FederatedGame(3, game=Game(step=ConstantStep(1e30)))
     with pytest.raises(DivergenceError, match="Take a smaller step"):
         partsong.FederatedNMF(method=too_fast, rounds=80, random_state=0).fit(parts)
     with pytest.raises(CompositionError, match="all players at once"):
-        partsong.FederatedNMF(method=PlayInStrata(3, game=Game(order=Simultaneous()))).fit(parts)
+        partsong.FederatedNMF(method=FederatedGame(3, game=Game(order=Simultaneous()))).fit(parts)
 
 
 @pytest.mark.parametrize("step", [SafeStep(), ConstantStep(1e-3), ConstantStep(0.5)], ids=repr)

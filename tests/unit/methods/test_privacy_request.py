@@ -28,8 +28,15 @@ from partsong.errors import (
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.io.model_file import load_model, save_model
 from partsong.methods import build
-from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy, masks_for, planned, privacy_from, privacy_told
-from partsong.methods.private import PrivateConsensus, PrivateStatistics, party_private
+from partsong.methods.privacy_request import (
+    PartyPrivacy,
+    RowPrivacy,
+    build_secure_sum,
+    calibrate_noise,
+    privacy_from_dict,
+    privacy_to_dict,
+)
+from partsong.methods.private import PrivateAveraging, PrivateSums, party_private
 from partsong.privacy.accounting import Accounts, Ledger, Release
 from partsong.training.loop import LeftOutWarning
 
@@ -65,7 +72,7 @@ class TestSpending:
 
     def test_history_tells_what_was_spent_by_each_round(self, parts):
         spent = [row.epsilon for row in fitted(parts, ROWS, rounds=6).history_]
-        release = Release("gaussian", planned(ROWS, "gaussian", 6)[0], "row", "add-or-remove")
+        release = Release("gaussian", calibrate_noise(ROWS, "gaussian", 6)[0], "row", "add-or-remove")
         assert spent == [Ledger().after(release, t).epsilon(ROWS.delta) for t in range(1, 7)]
 
     def test_without_privacy_nothing_is_promised(self, parts):
@@ -124,7 +131,7 @@ class TestSpending:
         elsewhere = Accounts({"another": Ledger().after(Release("gaussian", 2.0))})
         model = fitted(parts, PartyPrivacy(3.0, spent=elsewhere), method="fedavg")
         assert model.epsilon_spent_ <= 3.0
-        assert model.privacy_report_["noise_multiplier"] > planned(PARTIES, "gaussian", 4)[0]
+        assert model.privacy_report_["noise_multiplier"] > calibrate_noise(PARTIES, "gaussian", 4)[0]
 
     @pytest.mark.parametrize(("privacy", "method"), [(ROWS, "exact"), (PARTIES, "fedavg")])
     @pytest.mark.parametrize("broken", [KeyboardInterrupt, DivergenceError])
@@ -149,7 +156,7 @@ class TestSpending:
 
     def test_one_that_refuses_since_its_budget_is_spent_is_not_charged(self, parts, monkeypatch):
         """One party fails once, and so has a release left when all others have none: they refuse, and pay nothing."""
-        plain, failed = PrivateConsensus.local, []
+        plain, failed = PrivateAveraging.local, []
 
         def local(self, shard, party, model):
             if shard.name == "party-02" and not failed:
@@ -157,7 +164,7 @@ class TestSpending:
                 raise PartyError("Not today.")
             return plain(self, shard, party, model)
 
-        monkeypatch.setattr(PrivateConsensus, "local", local)
+        monkeypatch.setattr(PrivateAveraging, "local", local)
         with pytest.warns(LeftOutWarning):
             model = fitted(
                 parts,
@@ -173,7 +180,7 @@ class TestSpending:
 
 def break_off(monkeypatch, *, after, error):
     """The server of a private program fails in the round after so many."""
-    for program in (PrivateConsensus, PrivateStatistics):
+    for program in (PrivateAveraging, PrivateSums):
         plain, done = program.finish, []
 
         def finish(self, server, aggregate, plain=plain, done=done):
@@ -333,7 +340,10 @@ class TestMasks:
 
     @pytest.mark.parametrize("n_parties", [3, 4, 5, 8, 100, 512, 1023])
     def test_sums_of_noise_shares_are_not_rounded_and_leave_enough_honest_parties(self, n_parties):
-        masks, program = masks_for(ROWS, n_parties), ROWS.program(build("exact", 3, local_steps=5), 4, n_parties, True)
+        masks, program = (
+            build_secure_sum(ROWS, n_parties),
+            ROWS.program(build("exact", 3, local_steps=5), 4, n_parties, True),
+        )
         grid = masks.encoding(n_parties).grid_of("cross")
         assert grid.exponent >= 0
         assert masks.bound_of("gram") == masks.bound_of("cross") == program.sum_bound
@@ -343,14 +353,14 @@ class TestMasks:
     @pytest.mark.parametrize("n_parties", [3, 32, 1023])
     def test_who_chooses_the_noise_cannot_search_for_the_number_of_rows(self, n_parties):
         program = ROWS.program(build("exact", 2, local_steps=5), 2, n_parties, True)
-        most = {replace(program, noise_multiplier=float(one)).most_rows(4) for one in np.geomspace(1e-4, 1e6, 300)}
+        most = {replace(program, noise_multiplier=float(one)).max_rows(4) for one in np.geomspace(1e-4, 1e6, 300)}
         assert len(most) == 2
         assert min(most) == 0
         assert max(most) > 2**15
 
     def test_a_party_of_too_many_rows_is_refused_by_their_number_alone_before_anything_is_sent(self):
         program = replace(ROWS.program(build("exact", 2, local_steps=5), 2, 3, True), sum_bound=2.0**46)
-        most, layout = program.most_rows(4), Layout(("a", "b", "c"), 4, 0)
+        most, layout = program.max_rows(4), Layout(("a", "b", "c"), 4, 0)
         assert 0 < most < 2**10
         X = np.full((most, 4), 1e9)
         state = program.start_party(Shard("a", as_matrix(X)), layout)
@@ -364,7 +374,7 @@ class TestMasks:
         assert replace(program, shares=1).start_party(Shard("a", as_matrix(np.ones((most + 1, 4)))), layout)
 
     def test_three_parties_of_a_million_rows_are_not_too_many(self):
-        assert ROWS.program(build("exact", 3, local_steps=5), 10, 3, True).most_rows(1000) > 2**23
+        assert ROWS.program(build("exact", 3, local_steps=5), 10, 3, True).max_rows(1000) > 2**23
 
     def test_two_parties_are_too_few(self, parts):
         with pytest.raises(ParameterError, match="at least 3"):
@@ -385,15 +395,15 @@ class TestKeeping:
         [ROWS, PARTIES, PartyPrivacy(2, 1e-6, 0.5, "laplace", "zero-out", 3.0), RowPrivacy(1, 2.0, relation="replace")],
     )
     def test_a_promise_survives_its_file(self, privacy):
-        assert privacy_from(privacy_told(privacy)) == privacy
-        assert privacy_from(privacy_told(None)) is None
+        assert privacy_from_dict(privacy_to_dict(privacy)) == privacy
+        assert privacy_from_dict(privacy_to_dict(None)) is None
 
     @pytest.mark.parametrize(
         "told", [{"unit": "cell"}, {"unit": "row", "x": 1}, {"unit": "party", "epsilon": -1}, "row"]
     )
     def test_a_hostile_one_is_refused(self, told):
         with pytest.raises(ParameterError):
-            privacy_from(told)
+            privacy_from_dict(told)
 
     def test_load_and_save_again(self, parts, tmp_path):
         model = fitted(parts, PARTIES, method="fedavg")

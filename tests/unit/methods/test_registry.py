@@ -31,10 +31,10 @@ from partsong.core.parameters import (
 )
 from partsong.errors import ParameterError
 from partsong.methods import reference
-from partsong.methods.averaging import Overwrite, Personal
+from partsong.methods.averaging import AdoptModel, PersonalComponents
 from partsong.methods.fnmf import fnmf_paper
 from partsong.methods.registry import Problem, method
-from partsong.methods.secure_sketched import SketchedStatistics
+from partsong.methods.secure_sketched import SketchedSums
 from partsong.solvers.update_rules import RULES, CoordinateDescent
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ from typing import Annotated
 
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.parameters import AtLeast, Steps
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.methods.registry import Problem, method
 from partsong.methods.init_modes import SHARED_INIT, InitMode
 
@@ -58,9 +58,9 @@ def toy(
     local_steps: Steps = 2,
     patience: Annotated[float, AtLeast(1)] = 3.0,
     init_mode: InitMode = SHARED_INIT,
-) -> Consensus:
+) -> LocalAveraging:
     """Parties iterate twice, and the server moves a part of the way."""
-    return Consensus(problem.rank, steps=local_steps, init_mode=init_mode, server_update=Relaxation(patience))
+    return LocalAveraging(problem.rank, steps=local_steps, init_mode=init_mode, server_update=Relaxation(patience))
 '''
 
 SHOW = """
@@ -224,15 +224,15 @@ def test_options_that_cannot_be_meant_are_refused(settings, match):
 def test_every_variant_of_the_papers_has_a_name():
     assert methods.build("fnmf-paper", 3) == methods.build("fnmf-local", 3, variant="paper", align="assignment")
     personal = methods.build("fnmf-personal", 3)
-    assert isinstance(personal.joining, Personal)
+    assert isinstance(personal.synchronisation, PersonalComponents)
     assert personal == methods.build("fnmf-local", 3, synchronisation="personal")
-    assert isinstance(methods.build("fnmf-local", 3).joining, Overwrite)
+    assert isinstance(methods.build("fnmf-local", 3).synchronisation, AdoptModel)
     assert isinstance(methods.build("fnmf-local", 3, barycenter="hierarchical").aggregation, Hierarchical)
     assert isinstance(methods.build("fnmf-local", 3, barycenter="k-means").aggregation, KMeans)
     kinds = {type(methods.build("fnmf-local", 3, barycenter=name).aggregation) for name in BARYCENTERS.names}
     assert kinds == set(BARYCENTERS.values.values())
     assert FixedPoint in kinds
-    assert isinstance(methods.build("secure-dsanls", 3), SketchedStatistics)
+    assert isinstance(methods.build("secure-dsanls", 3), SketchedSums)
     assert methods.build("dsanls", Problem(3, rounds=7, n_rows=20)).iterations == 7
 
 

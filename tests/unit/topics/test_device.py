@@ -73,7 +73,7 @@ def test_together_as_by_numpy_with_every_server(server, far):
 
 
 def test_programs_masks_and_files_as_by_numpy(far, tmp_path):
-    program = fednmf_mi(2, critic="separable", mi_gradient="js", fits_first=True, **QUICK)
+    program = fednmf_mi(2, critic="separable", mi_gradient="js", warm_start_weights=True, **QUICK)
 
     def fitted(**more):
         return partsong.FederatedTopicModel(

@@ -127,7 +127,7 @@ def test_exact_together_is_the_model_of_the_pooled_texts(together):
     pooled = partsong.TopicModel(3, random_state=0, vocabulary=together.vocabulary_).fit(POOLED)
     assert np.abs(pooled.components_ - together.components_).max() < 1e-6
     assert np.abs(pooled.topic_shares_ - together.topic_shares_).max() < 1e-6
-    assert np.array_equal(pooled.weighing_.documents, together.weighing_.documents)
+    assert np.array_equal(pooled.vectorizer_.documents, together.vectorizer_.documents)
     assert np.abs(pooled.transform(POOLED) - together.transform(POOLED)).max() < 1e-6
     assert pooled.coherence().topics == pytest.approx(together.coherence().topics)
 
@@ -165,9 +165,9 @@ def test_other_vocabularies_have_the_frequencies_of_all_parties(source, tmp_path
     vocabulary = {"list": words, "file": tmp_path / "words.txt", "hash": "hash"}[source]
     columns = {"max_words": 5000} if source == "hash" else {}
     model = partsong.FederatedTopicModel(3, random_state=0, vocabulary=vocabulary, **columns).fit(PARTIES)
-    counted = count(POOLED, Words(), model.weighing_.vocabulary)
-    assert np.array_equal(model.weighing_.documents, np.asarray((counted.rows > 0).sum(axis=0)).ravel())
-    assert model.weighing_.n_documents == len(POOLED)
+    counted = count(POOLED, Words(), model.vectorizer_.vocabulary)
+    assert np.array_equal(model.vectorizer_.documents, np.asarray((counted.rows > 0).sum(axis=0)).ravel())
+    assert model.vectorizer_.n_documents == len(POOLED)
     if source == "hash":
         assert model.topics(1)[0][0].startswith("#")
         with pytest.raises(AttributeError, match="hashed"):
@@ -342,7 +342,7 @@ def test_programs_are_methods():
         partsong.FederatedTopicModel(4, method=fednmf_mi(3)).fit(PARTIES)
 
 
-CRITIC = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.7, "fits_first": True}
+CRITIC = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.7, "warm_start_weights": True}
 
 
 @pytest.mark.parametrize("name", CRITIC)
@@ -367,33 +367,33 @@ def test_settings_of_the_critic_are_those_of_the_recipe(name):
 def test_settings_of_a_critic_are_refused_by_methods_without_one(name, value):
     others = {"nmf": partsong.TopicModel, "lda": partsong.TopicModel}
     others |= dict.fromkeys(("exact", "fnmf", "fedlda"), partsong.FederatedTopicModel)
-    if name != "fits_first":
+    if name != "warm_start_weights":
         others |= {"nmf-sgd": partsong.TopicModel, "fednmf": partsong.FederatedTopicModel}
     for method, kind in others.items():
         descent = "nmf-sgd" if kind is partsong.TopicModel else "fednmf"
-        nearest = descent if name == "fits_first" else f"{descent}-mi"
+        nearest = descent if name == "warm_start_weights" else f"{descent}-mi"
         with pytest.raises(ParameterError, match=f"^{name}=.*Leave it out, or take {nearest}"):
             kind(3, method=method, **{name: value}).fit(object())
-    with pytest.raises(ParameterError, match=f"^{name}=.*the method is TopicRounds"):
+    with pytest.raises(ParameterError, match=f"^{name}=.*the method is FederatedDescent"):
         partsong.FederatedTopicModel(method=fednmf_mi(3), **{name: value}).fit(PARTIES)
-    wrong = {"critic": ["concat"], "mi_gradient": "kl", "critic_rate": -1.0, "fits_first": "yes"}[name]
+    wrong = {"critic": ["concat"], "mi_gradient": "kl", "critic_rate": -1.0, "warm_start_weights": "yes"}[name]
     with pytest.raises(ParameterError, match="rate must be a number" if name == "critic_rate" else f"^{name} is "):
         partsong.FederatedTopicModel(3, method="fednmf-mi", **{name: wrong}).fit(PARTIES)
 
 
 @pytest.mark.parametrize(("source", "told"), [(["cat", "piano"], "taken as it is"), ("hash", "leaves none out")])
 def test_a_given_vocabulary_is_taken_as_it_is_or_refused(source, told):
-    asked = {"min_documents": 2, "max_share": 0.5, "max_words": 3, "min_parties": 2, "longest_word": 40}
+    asked = {"min_documents": 2, "max_df": 0.5, "max_words": 3, "min_parties": 2, "max_word_bytes": 40}
     settings = {"vocabulary": source, "random_state": 0}
     for name, value in asked.items():
         if source == "hash" and name == "max_words":
             continue
         for kind in (partsong.TopicModel, partsong.FederatedTopicModel):
-            if kind is partsong.FederatedTopicModel or name not in ("min_parties", "longest_word"):
+            if kind is partsong.FederatedTopicModel or name not in ("min_parties", "max_word_bytes"):
                 with pytest.raises(ParameterError, match=rf"^{name}={value} .*{told}.*Leave {name} out"):
                     kind(1, **settings, **{name: value}).fit(object())
     if source != "hash":
-        assert partsong.TopicModel(1, **settings, max_iter=1, max_share=1.0).fit(POOLED).vocabulary_ == source
+        assert partsong.TopicModel(1, **settings, max_iter=1, max_df=1.0).fit(POOLED).vocabulary_ == source
 
 
 def test_longer_words_are_agreed_on_where_they_are_asked_for():
@@ -404,14 +404,14 @@ def test_longer_words_are_agreed_on_where_they_are_asked_for():
         model = partsong.FederatedTopicModel(2, random_state=0, rounds=1, counts_words=False, **more).fit(parties)
         return {long, longer} & set(model.vocabulary_)
 
-    with pytest.warns(UserWarning, match="larger longest_word"):
+    with pytest.warns(UserWarning, match="larger max_word_bytes"):
         assert known() == set()
-    with pytest.warns(UserWarning, match="larger longest_word"):
-        assert known(longest_word=33) == {long}
-    assert known(longest_word=60) == {long, longer}
+    with pytest.warns(UserWarning, match="larger max_word_bytes"):
+        assert known(max_word_bytes=33) == {long}
+    assert known(max_word_bytes=60) == {long, longer}
     for value in (0, 2.5, True, 2000):
-        with pytest.raises(ParameterError, match="longest_word"):
-            known(longest_word=value)
+        with pytest.raises(ParameterError, match="max_word_bytes"):
+            known(max_word_bytes=value)
 
 
 @pytest.mark.parametrize("weighting", ["tfidf", "counts"])
@@ -459,7 +459,7 @@ def test_settings_that_make_no_sense_are_refused_by_name():
         ({"min_parties": 5}, "min_parties=5"),
         ({"vocabulary": []}, "vocabulary without a word"),
         ({"language": "klingon"}, "no list of stop words"),
-        ({"max_share": 0}, "max_share must be"),
+        ({"max_df": 0}, "max_df must be"),
         ({"verbose": -1}, "verbose must be"),
     ]:
         with pytest.raises(PartsongError, match=told):

@@ -19,7 +19,7 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import DivergenceError, DivergenceWarning, PartyError
 from partsong.methods import build
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import ProjectedGradient
 from partsong.training import loop, result
@@ -332,7 +332,7 @@ def test_a_rule_that_runs_away_is_told_as_such(dtype, step):
 def test_parties_that_run_away_leave_the_best_of_their_finite_models(dtype, step):
     """The server sees H alone: overflow at a party raises nothing and never becomes part of a model."""
     X = planted().astype(dtype)
-    program = Consensus(5, SquaredError(ProjectedGradient(step, absolute=True)), steps=40)
+    program = LocalAveraging(5, SquaredError(ProjectedGradient(step, absolute=True)), steps=40)
     model = partsong.FederatedNMF(5, method=program, rounds=10, random_state=0)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -285,7 +285,7 @@ def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, s
         if not kept:
             raise DataError(
                 f"No word meets the rule: {len(documents)} are in at least {rule.min_documents} documents at each of "
-                f"at least {rule.min_parties} sites, and none of them is in at most {rule.max_share:.0%} of all "
+                f"at least {rule.min_parties} sites, and none of them is in at most {rule.max_df:.0%} of all "
                 "documents. Ask for less in the table words, and begin a new run; or check that all sites have texts "
                 "of one language."
             )

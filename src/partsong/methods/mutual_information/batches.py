@@ -56,13 +56,13 @@ class Documents:
         chosen = operations(self.words).places(entries, self.words)
         return Documents(starts, self.words[chosen], self.counts[chosen])
 
-    def batches(self, size: int) -> Iterator[Bag]:
+    def batches(self, size: int) -> Iterator[Batch]:
         """⌈n/size⌉ bags of nearly equal size, in order: a small rest would take steps of its own size."""
-        return (Bag(self, first, last) for first, last in pairwise(cuts_of(len(self), size)))
+        return (Batch(self, first, last) for first, last in pairwise(batch_bounds(len(self), size)))
 
 
 @dataclass(frozen=True, slots=True)
-class Bag:
+class Batch:
     """Documents first…last: a batch."""
 
     documents: Documents
@@ -88,13 +88,13 @@ class Bag:
         return self.documents.counts
 
 
-def cuts_of(n: int, size: int) -> list[int]:
+def batch_bounds(n: int, size: int) -> list[int]:
     """Where ⌈n/size⌉ batches of nearly equal size begin, and the end of the last."""
     number = -(-n // size)
     return [n * i // number for i in range(number + 1)] if n else []
 
 
-def documents_of(matrix: Matrix) -> Documents:
+def to_documents(matrix: Matrix) -> Documents:
     """The rows of a matrix; those of dense data are written down anew, without their zeros."""
     if isinstance(matrix, SparseMatrix):
         side = matrix.by_row

@@ -1,7 +1,7 @@
 """Critics: networks that score how well a document and a vector of topic weights go together.
 
 A critic is its sizes; its parameters θ travel as named arrays. For a batch of b documents all b² scores are formed from
-b sparse products. `read` looks at the documents, `scores` pairs them with weights W (b × k); `pull` and `climb` take
+b sparse products. `read` looks at the documents, `scores` pairs them with weights W (b × k); `pull` and `ascend` take
 slopes ∂J/∂s (b × b) back to W, and to θ. A trace is good for one way back: its memory is used again.
 
 Bounds of mutual information go by scores s_ij = T(x_i, w_j) of all pairs in a batch (b × b): pairs on the diagonal
@@ -22,13 +22,13 @@ import numpy as np
 from partsong.core.interfaces import Array
 from partsong.core.parameters import Choice, whole_number
 from partsong.errors import ParameterError
-from partsong.methods.mutual_information.batches import Bag, operations
+from partsong.methods.mutual_information.batches import Batch, operations
 
 Theta = Mapping[str, Array]
 Trace = Any
 
 
-class Size(NamedTuple):
+class ParameterShape(NamedTuple):
     """The shape of a parameter, and how many inputs its layer has."""
 
     shape: tuple[int, ...]
@@ -38,10 +38,10 @@ class Size(NamedTuple):
 class Critic(Protocol):
     """T_θ(x, w) for all pairs of a batch."""
 
-    def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
+    def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
         """The arrays of θ, by name."""
 
-    def read(self, theta: Theta, bag: Bag) -> Any:
+    def read(self, theta: Theta, batch: Batch) -> Any:
         """What it makes of the documents alone."""
 
     def scores(self, theta: Theta, reading: Any, W: Array) -> tuple[Array, Trace]:
@@ -50,7 +50,7 @@ class Critic(Protocol):
     def pull(self, theta: Theta, trace: Trace, slopes: Array) -> Array:
         """∂J/∂W (b × k)."""
 
-    def climb(self, theta: Theta, bag: Bag, trace: Trace, slopes: Array, rate: float) -> None:
+    def ascend(self, theta: Theta, batch: Batch, trace: Trace, slopes: Array, rate: float) -> None:
         """θ ← θ + rate ∂J/∂θ, in place."""
 
 
@@ -59,7 +59,7 @@ def draw_parameters(
 ) -> dict[str, np.ndarray]:
     """U(−1/√inputs, 1/√inputs) for weights and shifts: torch's own start of a linear layer, without torch."""
 
-    def drawn(size: Size) -> np.ndarray:
+    def drawn(size: ParameterShape) -> np.ndarray:
         reach = size.inputs**-0.5
         return draw.uniform(-reach, reach, size.shape).astype(dtype, copy=False)
 
@@ -82,22 +82,22 @@ class Concat:
     def __post_init__(self) -> None:
         require_sizes(first=self.first, second=self.second)
 
-    def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
+    def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
         """Seven arrays: 32(V + k + 1) + 32·256 + 256 + 257 numbers."""
         c, d, inputs = self.first, self.second, n_features + rank
         return {
-            "words": Size((n_features, c), inputs),
-            "weights": Size((rank, c), inputs),
-            "shift": Size((c,), inputs),
-            "middle": Size((c, d), c),
-            "middle_shift": Size((d,), c),
-            "last": Size((d,), d),
-            "last_shift": Size((1,), d),
+            "words": ParameterShape((n_features, c), inputs),
+            "weights": ParameterShape((rank, c), inputs),
+            "shift": ParameterShape((c,), inputs),
+            "middle": ParameterShape((c, d), c),
+            "middle_shift": ParameterShape((d,), c),
+            "last": ParameterShape((d,), d),
+            "last_shift": ParameterShape((1,), d),
         }
 
-    def read(self, theta: Theta, bag: Bag) -> Array:
+    def read(self, theta: Theta, batch: Batch) -> Array:
         """P x_i + shift (b × 32)."""
-        return operations(theta["words"]).times(bag, theta["words"]) + theta["shift"]
+        return operations(theta["words"]).times(batch, theta["words"]) + theta["shift"]
 
     def scores(self, theta: Theta, reading: Array, W: Array) -> tuple[Array, Trace]:
         """s (b × b), and what the way back needs."""
@@ -114,7 +114,7 @@ class Concat:
         _, d_V = on.fold(Z @ theta["middle"].T, A, len(W))
         return d_V @ theta["weights"].T
 
-    def climb(self, theta: Theta, bag: Bag, trace: Trace, slopes: Array, rate: float) -> None:
+    def ascend(self, theta: Theta, batch: Batch, trace: Trace, slopes: Array, rate: float) -> None:
         """θ ← θ + rate ∂J/∂θ, in place; of `words` only rows of words in the batch move."""
         W, A, Z = trace
         on = operations(W)
@@ -129,7 +129,7 @@ class Concat:
             "last": d_last,
             "last_shift": slopes.sum(),
         }
-        on.add_transposed(bag, d_U, rate, theta["words"])
+        on.add_transposed(batch, d_U, rate, theta["words"])
         move(theta, gradients, rate)
 
 
@@ -213,19 +213,19 @@ class NoInformation:
 
     strength: float = field(default=0.0, init=False)
 
-    def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
+    def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
         return {}
 
     def start(self, n_features: int, rank: int, draw: np.random.Generator, dtype: str) -> dict[str, np.ndarray]:
         return {}
 
-    def read(self, theta: Theta, bag: Bag) -> None:
+    def read(self, theta: Theta, batch: Batch) -> None:
         return None
 
     def pull(self, theta: Theta, reading: Any, W: Array) -> Array | float:
         return 0.0
 
-    def learn(self, theta: Theta, bag: Bag, reading: Any, W: Array, rate: float) -> Array | float:
+    def learn(self, theta: Theta, batch: Batch, reading: Any, W: Array, rate: float) -> Array | float:
         return float("nan")
 
 
@@ -250,15 +250,15 @@ class MutualInformation:
         if self.rate is not None and not (isinstance(self.rate, Real) and 0 < self.rate < float("inf")):
             raise ParameterError(f"The critic's rate must be a number above 0; got {self.rate!r}.")
 
-    def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
+    def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
         return self.critic.sizes(n_features, rank)
 
     def start(self, n_features: int, rank: int, draw: np.random.Generator, dtype: str) -> dict[str, np.ndarray]:
         return draw_parameters(self.critic, n_features, rank, draw, dtype)
 
-    def read(self, theta: Theta, bag: Bag) -> Any:
+    def read(self, theta: Theta, batch: Batch) -> Any:
         """The critic's look at the documents, which serves both steps."""
-        return self.critic.read(theta, bag) if len(bag) > 1 else None
+        return self.critic.read(theta, batch) if len(batch) > 1 else None
 
     def pull(self, theta: Theta, reading: Any, W: Array) -> Array | float:
         """λ ∂Î/∂W (b × k)."""
@@ -267,13 +267,13 @@ class MutualInformation:
         scores, trace = self.critic.scores(theta, reading, W)
         return self.strength * self.critic.pull(theta, trace, self.bound.slopes(scores))
 
-    def learn(self, theta: Theta, bag: Bag, reading: Any, W: Array, rate: float) -> Array | float:
+    def learn(self, theta: Theta, batch: Batch, reading: Any, W: Array, rate: float) -> Array | float:
         """θ ← θ + rate ∂Î/∂θ, in place; returns Î before that."""
         if len(W) < 2:
             return float("nan")
         scores, trace = self.critic.scores(theta, reading, W)
         step = rate if self.rate is None else self.rate
-        self.critic.climb(theta, bag, trace, self.bound.slopes(scores), step)
+        self.critic.ascend(theta, batch, trace, self.bound.slopes(scores), step)
         return self.bound.value(scores)
 
 
@@ -297,20 +297,20 @@ class Separable:
         """Products in each of the two networks."""
         return self.layers + 2
 
-    def sizes(self, n_features: int, rank: int) -> dict[str, Size]:
+    def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
         """A matrix and a shift for each layer of both networks."""
-        found: dict[str, Size] = {}
+        found: dict[str, ParameterShape] = {}
         for side, inputs in (("document", n_features), ("weights", rank)):
             widths = [inputs, *[self.hidden] * (self.layers + 1), self.embedding]
             for i, (width, following) in enumerate(pairwise(widths)):
-                found[f"{side}.{i}"] = Size((width, following), width)
-                found[f"{side}.{i}.shift"] = Size((following,), width)
+                found[f"{side}.{i}"] = ParameterShape((width, following), width)
+                found[f"{side}.{i}.shift"] = ParameterShape((following,), width)
         return found
 
-    def read(self, theta: Theta, bag: Bag) -> list[Array]:
+    def read(self, theta: Theta, batch: Batch) -> list[Array]:
         """What every layer of g makes of the documents."""
         on = operations(theta["document.0"])
-        first = on.rectify(on.times(bag, theta["document.0"]) + theta["document.0.shift"])
+        first = on.rectify(on.times(batch, theta["document.0"]) + theta["document.0.shift"])
         return self._forward(theta, "document", [None, first])
 
     def scores(self, theta: Theta, reading: list[Array], W: Array) -> tuple[Array, Trace]:
@@ -323,7 +323,7 @@ class Separable:
         D, _ = self._backward(theta, "weights", seen, slopes.T @ reading[-1])
         return D @ theta["weights.0"].T
 
-    def climb(self, theta: Theta, bag: Bag, trace: Trace, slopes: Array, rate: float) -> None:
+    def ascend(self, theta: Theta, batch: Batch, trace: Trace, slopes: Array, rate: float) -> None:
         """θ ← θ + rate ∂J/∂θ, in place."""
         reading, seen = trace
         D_words, of_documents = self._backward(theta, "document", reading, slopes @ seen[-1])
@@ -333,7 +333,7 @@ class Separable:
             "weights.0": seen[0].T @ D_weights,
             "weights.0.shift": D_weights.sum(0),
         }
-        operations(D_words).add_transposed(bag, D_words, rate, theta["document.0"])
+        operations(D_words).add_transposed(batch, D_words, rate, theta["document.0"])
         move(theta, {**of_documents, **of_weights, **firsts}, rate)
 
     def _forward(self, theta: Theta, side: str, seen: list[Any]) -> list[Array]:

@@ -14,13 +14,13 @@ import numpy as np
 from partsong.core.interfaces import Array
 from partsong.core.parameters import whole_number
 from partsong.errors import DivergenceError, ParameterError
-from partsong.methods.mutual_information.batches import Bag, Documents, cuts_of, operations
+from partsong.methods.mutual_information.batches import Batch, Documents, batch_bounds, operations
 from partsong.methods.mutual_information.critics import MutualInformation, NoInformation, Theta
 
 WEIGHT_STEPS = ("batch", "document")
 
 
-class Learned(NamedTuple):
+class DescentResult(NamedTuple):
     """W (n × k), Hᵀ (V × k), θ, and the mean of Î over the batches of the last epoch (NaN without a critic)."""
 
     W: Array
@@ -57,36 +57,36 @@ class Descent:
         if self.weight_step not in WEIGHT_STEPS:
             raise ParameterError(f'weight_step is "batch" or "document"; got {self.weight_step!r}.')
 
-    def run(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Learned:
+    def run(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> DescentResult:
         """All epochs; arguments stay as they are."""
         Ht, theta, seen = Ht + 0, {name: array + 0 for name, array in theta.items()}, float("nan")
         must_have_topics = bool((Ht > 0).any()) and float(documents.counts.sum()) > 0
-        bench = self._workbench("learn", self._learn_on, documents, Ht, theta)
+        buffers = self._replay_buffers("learn", self._learn_on, documents, Ht, theta)
         for epoch in range(self.epochs):
             order = draw.permutation(len(documents))
-            if bench is None:
+            if buffers is None:
                 W, Ht, seen = self._epoch(documents, W, Ht, theta, order)
             else:
-                W, total = bench.epoch(documents, W, order)
-                Ht, theta, seen = bench.Ht, bench.theta, self._mean(total, bench.cuts)
+                W, total = buffers.epoch(documents, W, order)
+                Ht, theta, seen = buffers.Ht, buffers.theta, self._mean(total, buffers.cuts)
             self._require_sound(epoch, Ht, theta, must_have_topics)
-        if bench is not None:
+        if buffers is not None:
             Ht, theta = Ht + 0, {name: array + 0 for name, array in theta.items()}
-        return Learned(W, Ht, theta, float(seen))
+        return DescentResult(W, Ht, theta, float(seen))
 
-    def settle(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Array:
+    def fit_weights(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Array:
         """Epochs of step 2 alone: weights for topics and a critic that stay as they are, information included."""
         on, gram = operations(Ht), Ht.T @ Ht
-        bench = self._workbench("settle", self._settle_on, documents, Ht, theta)
+        buffers = self._replay_buffers("settle", self._fit_weights_on, documents, Ht, theta)
         for _ in range(self.epochs):
             order = draw.permutation(len(documents))
-            if bench is not None:
-                W, _total = bench.epoch(documents, W, order)
+            if buffers is not None:
+                W, _total = buffers.epoch(documents, W, order)
                 continue
             places = on.places(order, W)
             moving, W = W[places], W + 0
-            for bag in documents.reordered(order).batches(self.batch):
-                self._settle(on, bag, moving[bag.first : bag.last], Ht, gram, theta)
+            for batch in documents.reordered(order).batches(self.batch):
+                self._fit_weights(on, batch, moving[batch.first : batch.last], Ht, gram, theta)
             W[places] = moving
         return W
 
@@ -97,38 +97,38 @@ class Descent:
         places = on.places(order, W)
         shuffled, moving, spare = documents.reordered(order), W[places], Ht + 0
         total: Array | float = 0.0
-        for bag in shuffled.batches(self.batch):
-            W_S = moving[bag.first : bag.last]
-            estimate = self._learn(on, bag, W_S, Ht, spare, theta)
+        for batch in shuffled.batches(self.batch):
+            W_S = moving[batch.first : batch.last]
+            estimate = self._learn(on, batch, W_S, Ht, spare, theta)
             Ht, spare = spare, Ht
-            if len(bag) > 1:
+            if len(batch) > 1:
                 total = total + estimate
         settled = W + 0
         settled[places] = moving
-        return settled, Ht, self._mean(total, cuts_of(len(documents), self.batch))
+        return settled, Ht, self._mean(total, batch_bounds(len(documents), self.batch))
 
-    def _learn(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, spare: Array, theta: Theta) -> Array | float:
+    def _learn(self, on: ModuleType, batch: Batch, W_S: Array, Ht: Array, spare: Array, theta: Theta) -> Array | float:
         """Steps 1 to 3; the new Hᵀ is in `spare`. Returns Î."""
-        moved = self._move_topics(on, bag, W_S, Ht, spare)
-        reading = self.information.read(theta, bag)
-        self._move_weights(on, W_S, fit_gradient(on, bag, W_S, moved) - self.information.pull(theta, reading, W_S))
-        return self.information.learn(theta, bag, reading, W_S, self.rate)
+        moved = self._move_topics(on, batch, W_S, Ht, spare)
+        reading = self.information.read(theta, batch)
+        self._move_weights(on, W_S, fit_gradient(on, batch, W_S, moved) - self.information.pull(theta, reading, W_S))
+        return self.information.learn(theta, batch, reading, W_S, self.rate)
 
-    def _settle(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, gram: Array, theta: Theta) -> None:
+    def _fit_weights(self, on: ModuleType, batch: Batch, W_S: Array, Ht: Array, gram: Array, theta: Theta) -> None:
         """Step 2 with Hᵀ and θ as they are."""
-        fit = (2.0 / len(bag)) * (W_S @ gram - on.times(bag, Ht))
-        pull = self.information.pull(theta, self.information.read(theta, bag), W_S)
+        fit = (2.0 / len(batch)) * (W_S @ gram - on.times(batch, Ht))
+        pull = self.information.pull(theta, self.information.read(theta, batch), W_S)
         self._move_weights(on, W_S, fit - pull)
 
-    def _learn_on(self, bag: Any, W_S: Array, bench: Any) -> Array | None:
-        estimate = self._learn(operations(W_S), bag, W_S, bench.Ht, bench.spare, bench.theta)
-        bench.Ht.copy_(bench.spare)
+    def _learn_on(self, batch: Any, W_S: Array, buffers: Any) -> Array | None:
+        estimate = self._learn(operations(W_S), batch, W_S, buffers.Ht, buffers.spare, buffers.theta)
+        buffers.Ht.copy_(buffers.spare)
         return None if isinstance(estimate, float) else estimate
 
-    def _settle_on(self, bag: Any, W_S: Array, bench: Any) -> None:
-        self._settle(operations(W_S), bag, W_S, bench.Ht, bench.gram, bench.theta)
+    def _fit_weights_on(self, batch: Any, W_S: Array, buffers: Any) -> None:
+        self._fit_weights(operations(W_S), batch, W_S, buffers.Ht, buffers.gram, buffers.theta)
 
-    def _workbench(self, kind: str, step: Any, documents: Documents, Ht: Array, theta: Theta) -> Any:
+    def _replay_buffers(self, kind: str, step: Any, documents: Documents, Ht: Array, theta: Theta) -> Any:
         """Where a GPU repeats a step by itself; None where steps are taken one by one."""
         if isinstance(Ht, np.ndarray):
             return None
@@ -136,14 +136,14 @@ class Descent:
 
         if not replayed.is_worth_it(documents, Ht, self.batch, self.epochs):
             return None
-        return replayed.workbench(kind, self.batch, self, step, documents, Ht, theta)
+        return replayed.replay_buffers(kind, self.batch, self, step, documents, Ht, theta)
 
     def _mean(self, total: Array | float, cuts: Sequence[int]) -> Array | float:
         """Of estimates over all batches that have one."""
         count = sum(last - first > 1 for first, last in pairwise(cuts))
         return total / count if count and self.information.strength else float("nan")
 
-    def _move_topics(self, on: ModuleType, bag: Bag, W_S: Array, Ht: Array, out: Array) -> Array:
+    def _move_topics(self, on: ModuleType, batch: Batch, W_S: Array, Ht: Array, out: Array) -> Array:
         """[Hᵀ (I − c W_SᵀW_S) + c X_SᵀW_S]₊ with c = 2 rate/b, in `out`."""
         b, k = W_S.shape
         step = 2.0 * self.rate / b
@@ -152,7 +152,7 @@ class Descent:
             out += Ht
         else:
             on.product(Ht, on.unit(k, Ht) - step * (W_S.T @ W_S), out)
-        on.add_transposed(bag, W_S, step, out)
+        on.add_transposed(batch, W_S, step, out)
         return on.rectify(out)
 
     def _move_weights(self, on: ModuleType, W_S: Array, gradient: Array) -> None:
@@ -175,8 +175,8 @@ class Descent:
         )
 
 
-def fit_gradient(on: ModuleType, bag: Bag, W_S: Array, Ht: Array) -> Array:
+def fit_gradient(on: ModuleType, batch: Batch, W_S: Array, Ht: Array) -> Array:
     """(2/b) (W_S HHᵀ − X_SHᵀ) (b × k)."""
     b, k = W_S.shape
     fitted = (Ht @ W_S.T).T @ Ht if 2 * b < k else W_S @ (Ht.T @ Ht)
-    return (2.0 / b) * (fitted - on.times(bag, Ht))
+    return (2.0 / b) * (fitted - on.times(batch, Ht))

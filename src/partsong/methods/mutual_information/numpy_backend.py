@@ -9,17 +9,17 @@ import numpy as np
 from partsong.kernels import csr_products, topics
 
 
-def times(bag: Any, B: np.ndarray) -> np.ndarray:
+def times(batch: Any, B: np.ndarray) -> np.ndarray:
     """X_S B (b × c), for B (V × c)."""
-    out = np.empty((len(bag), B.shape[1]), B.dtype)
-    csr_products.gather_rows(bag.starts, bag.words, bag.counts, B, bag.first, out)
+    out = np.empty((len(batch), B.shape[1]), B.dtype)
+    csr_products.gather_rows(batch.starts, batch.words, batch.counts, B, batch.first, out)
     return out
 
 
-def add_transposed(bag: Any, F: np.ndarray, scale: float, out: np.ndarray) -> None:
+def add_transposed(batch: Any, F: np.ndarray, scale: float, out: np.ndarray) -> None:
     """out += scale · X_SᵀF, for F (b × c) and out (V × c)."""
     F, scale = np.ascontiguousarray(F), F.dtype.type(scale)
-    topics.add_transposed(bag.starts, bag.words, bag.counts, F, bag.first, scale, out)
+    topics.add_transposed(batch.starts, batch.words, batch.counts, F, batch.first, scale, out)
 
 
 def product(A: np.ndarray, B: np.ndarray, out: np.ndarray) -> np.ndarray:

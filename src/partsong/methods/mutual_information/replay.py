@@ -3,7 +3,7 @@
 A step is some hundred small operations, each of which takes a host longer to ask for than a GPU to do. All that a step
 reads and writes stays in place here, and which batch is next is counted on the device, so that a recording of it
 (a CUDA graph) is right for every batch of its size. Batches are padded with words that occur zero times to the most
-that a batch of that size can have (`Frame`).
+that a batch of that size can have (`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from partsong.errors import PartsongError
-from partsong.methods.mutual_information.batches import Documents, cuts_of
-from partsong.methods.mutual_information.frames import Frame
+from partsong.methods.mutual_information.batches import Documents, batch_bounds
+from partsong.methods.mutual_information.padded_batch import PaddedBatch
 
-Step = Callable[[Frame, Tensor, "Workbench"], Tensor | None]
+Step = Callable[[PaddedBatch, Tensor, "ReplayBuffers"], Tensor | None]
 """Moves W_S in place, and what is on the workbench; returns an estimate that is summed up, or none."""
 
 WORTH = 64
@@ -35,12 +35,12 @@ _kept = threading.local()
 _one_at_a_time = threading.Lock()
 
 
-class Workbench:
+class ReplayBuffers:
     """Arrays that stay where they are: Hᵀ (V × k), its double, HHᵀ, θ, and the documents of an epoch batch by batch."""
 
     def __init__(self, key: Any, step: Step, documents: Documents, Ht: Tensor, theta: Mapping[str, Tensor]) -> None:
         n, capacity, batch = len(documents), _capacity(documents, key[1]), key[1]
-        self.step, self.cuts = step, cuts_of(n, batch)
+        self.step, self.cuts = step, batch_bounds(n, batch)
         sizes = [last - first for first, last in pairwise(self.cuts)]
         number, largest = len(sizes), max(sizes)
         self.Ht, self.spare = Ht.clone(), torch.empty_like(Ht)
@@ -90,8 +90,8 @@ class Workbench:
         column, in_batch = np.arange(len(order)) - cuts[batch], starts[:-1] - starts[cuts[batch]]
         moves = batch * self.words.shape[1] + in_batch - starts[:-1], documents.starts[:-1][order] - starts[:-1]
         entry = np.arange(starts[-1])
-        told = [*(entry + np.repeat(move, lengths) for move in moves), np.repeat(column, lengths)]
-        target, source, owner = torch.from_numpy(np.stack(told)).to(self.words.device)
+        entries_by_place = [*(entry + np.repeat(move, lengths) for move in moves), np.repeat(column, lengths)]
+        target, source, owner = torch.from_numpy(np.stack(entries_by_place)).to(self.words.device)
         entries = documents.words[source], documents.counts[source], owner
         for held, padding, values in zip((self.words, self.counts, self.owners), self.padding, entries, strict=True):
             held.copy_(padding.expand_as(held)).view(-1)[target] = values.to(held.dtype)
@@ -125,7 +125,7 @@ class Workbench:
         )
         places = self.firsts.index_select(0, now) + self.places[:size]
         W_S = self.moving.index_select(0, places)
-        estimate = self.step(Frame(words, counts, owners, starts[: 2 * size]), W_S, self)
+        estimate = self.step(PaddedBatch(words, counts, owners, starts[: 2 * size]), W_S, self)
         self.moving.index_copy_(0, places, W_S)
         if estimate is not None:
             self.total.add_(estimate)
@@ -139,18 +139,18 @@ def is_worth_it(documents: Documents, Ht: Any, batch: int, epochs: int) -> bool:
     return bool(Ht.is_cuda) and epochs * number >= WORTH and is_even
 
 
-def workbench(
+def replay_buffers(
     kind: str, batch: int, maker: Any, step: Step, documents: Documents, Ht: Tensor, theta: Mapping[str, Tensor]
-) -> Workbench:
+) -> ReplayBuffers:
     """The one that this thread used for such documents and steps before, or a new one; ready to begin from Hᵀ and θ.
 
     `maker` is what the step belongs to: equal ones have equal steps.
     """
     sizes = (len(documents), _capacity(documents, batch), tuple(Ht.shape), Ht.dtype, str(Ht.device))
     key = (kind, batch, maker, *sizes)
-    kept: OrderedDict[Any, Workbench] = _kept.__dict__.setdefault("benches", OrderedDict())
+    kept: OrderedDict[Any, ReplayBuffers] = _kept.__dict__.setdefault("benches", OrderedDict())
     if key not in kept:
-        kept[key] = Workbench(key, step, documents, Ht, theta)
+        kept[key] = ReplayBuffers(key, step, documents, Ht, theta)
         if len(kept) > KEPT:
             kept.popitem(last=False)
             torch.cuda.empty_cache()

@@ -9,34 +9,34 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from partsong.methods.mutual_information.frames import Frame
+from partsong.methods.mutual_information.padded_batch import PaddedBatch
 
 
-def times(bag: Any, B: Tensor) -> Tensor:
+def times(batch: Any, B: Tensor) -> Tensor:
     """X_S B (b × c), for B (V × c)."""
-    words, counts, starts = _entries(bag)
-    return embedding_bag(words, B, starts, mode="sum", per_sample_weights=counts)[: len(bag)]
+    words, counts, starts = _entries(batch)
+    return embedding_bag(words, B, starts, mode="sum", per_sample_weights=counts)[: len(batch)]
 
 
-def add_transposed(bag: Any, F: Tensor, scale: float, out: Tensor) -> None:
+def add_transposed(batch: Any, F: Tensor, scale: float, out: Tensor) -> None:
     """out += scale · X_SᵀF, for F (b × c) and out (V × c)."""
-    words, counts, _ = _entries(bag)
-    out.index_add_(0, words, F[_owners(bag)] * counts[:, None], alpha=scale)
+    words, counts, _ = _entries(batch)
+    out.index_add_(0, words, F[_owners(batch)] * counts[:, None], alpha=scale)
 
 
-def _entries(bag: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _entries(batch: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Words and counts of a batch, and where each document starts."""
-    if isinstance(bag, Frame):
-        return bag.words, bag.counts, bag.starts
-    begin, end = int(bag.starts[bag.first]), int(bag.starts[bag.last])
-    return bag.words[begin:end], bag.counts[begin:end], bag.documents.offsets[bag.first : bag.last] - begin
+    if isinstance(batch, PaddedBatch):
+        return batch.words, batch.counts, batch.starts
+    begin, end = int(batch.starts[batch.first]), int(batch.starts[batch.last])
+    return batch.words[begin:end], batch.counts[begin:end], batch.documents.offsets[batch.first : batch.last] - begin
 
 
-def _owners(bag: Any) -> Tensor:
+def _owners(batch: Any) -> Tensor:
     """Which document of the batch each word belongs to."""
-    if isinstance(bag, Frame):
-        return bag.owners
-    return bag.documents.owners[int(bag.starts[bag.first]) : int(bag.starts[bag.last])] - bag.first
+    if isinstance(batch, PaddedBatch):
+        return batch.owners
+    return batch.documents.owners[int(batch.starts[batch.first]) : int(batch.starts[batch.last])] - batch.first
 
 
 def product(A: Tensor, B: Tensor, out: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ MOST_READINGS = 4
 FEW_RARE, MOST_RARE = 10, 4e7
 """Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
 LONGER = (
-    "To let them take part, give all parties the same larger longest_word, in bytes "
+    "To let them take part, give all parties the same larger max_word_bytes, in bytes "
     "of UTF-8; each byte makes what is sent larger."
 )
 MOST_NAMED = 5

@@ -28,19 +28,19 @@ from partsong.core.parameters import Choice, Whole
 from partsong.core.states import state
 from partsong.data.conversion import columns_of
 from partsong.errors import CompositionError, ParameterError
-from partsong.methods.averaging import Consensus
+from partsong.methods.averaging import LocalAveraging
 from partsong.methods.exact import SharedSums, accelerated_sums
 from partsong.methods.registry import Method, Problem, every_method, find, method
 from partsong.privacy.exposure import directions_after, directions_of
 from partsong.solvers.squared_error import RowState
 
-LEG = "leg"
+STAGE = "leg"
 """What the server adds to a model: 0 for the first program, 1 for the second."""
 
 
 @state("two-stage.party")
 @dataclass(frozen=True, slots=True)
-class RelayParty:
+class TwoStagePartyState:
     """The state in whichever program a party was last in, and whether that was the second.
 
     `own` is the Hᵀ (m × k) that the party had found itself when the first leg ended; the second has none for it.
@@ -58,7 +58,7 @@ class RelayParty:
 
 @state("two-stage.server")
 @dataclass(frozen=True, slots=True)
-class RelayServer:
+class TwoStageServerState:
     """The state in the current program, and how many rounds there have been."""
 
     inner: State
@@ -66,7 +66,7 @@ class RelayServer:
 
 
 @dataclass(frozen=True, slots=True)
-class EitherAggregation:
+class TwoStageAggregation:
     """The first or the second of two aggregations, as the model says that was sent before."""
 
     first: Aggregation
@@ -77,7 +77,7 @@ class EitherAggregation:
 
 
 @dataclass(frozen=True, slots=True)
-class EitherSum(EitherAggregation):
+class TwoStageSum(TwoStageAggregation):
     """Two sums in disguise: uploads with the arrays `of_second` are for the second."""
 
     of_second: frozenset[str] = frozenset()
@@ -93,7 +93,7 @@ class EitherSum(EitherAggregation):
 
 
 @dataclass(frozen=True, slots=True)
-class Relay(ProgramBase):
+class TwoStageProgram(ProgramBase):
     """`rounds` rounds of `first`, then SharedSums from its H: few long rounds, and exact ones to the end.
 
         rounds 0 … r−1:  as `first` does
@@ -110,14 +110,16 @@ class Relay(ProgramBase):
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ParameterError(f"The first leg of a Relay has at least one round; got {self.rounds}.")
+            raise ParameterError(f"The first leg of a TwoStageProgram has at least one round; got {self.rounds}.")
         if self.first.rank != self.second.rank:
-            raise ParameterError(f"Both legs of a Relay need one rank; got {self.first.rank} and {self.second.rank}.")
-        noisy = [leg for leg in (self.first, self.second) if leg.traits.release is not None]
+            raise ParameterError(
+                f"Both legs of a TwoStageProgram need one rank; got {self.first.rank} and {self.second.rank}."
+            )
+        noisy = [stage for stage in (self.first, self.second) if stage.traits.release is not None]
         if noisy:
             raise CompositionError(
-                f"{type(noisy[0]).__name__} promises privacy, and a Relay would not account for it: the other leg "
-                "sends without noise, or by another mechanism. Run the private program by itself."
+                f"{type(noisy[0]).__name__} is differentially private, and a TwoStageProgram cannot account for it: "
+                "the other stage sends without noise, or with another mechanism. Run the private program by itself."
             )
 
     @property
@@ -136,17 +138,17 @@ class Relay(ProgramBase):
     def aggregation(self) -> Aggregation:
         first, second = self.first.aggregation, self.second.aggregation
         if isinstance(first, Reducible) and isinstance(second, Reducible):
-            return EitherSum(first, second, frozenset({"gram"}))
-        return EitherAggregation(first, second)
+            return TwoStageSum(first, second, frozenset({"gram"}))
+        return TwoStageAggregation(first, second)
 
-    def start_party(self, shard: Shard, layout: Layout) -> RelayParty:
-        return RelayParty(self.first.start_party(shard, layout))
+    def start_party(self, shard: Shard, layout: Layout) -> TwoStagePartyState:
+        return TwoStagePartyState(self.first.start_party(shard, layout))
 
-    def start_server(self, layout: Layout) -> tuple[RelayServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[TwoStageServerState, Message]:
         inner, model = self.first.start_server(layout)
-        return RelayServer(inner), _marked(model, 0)
+        return TwoStageServerState(inner), _marked(model, 0)
 
-    def local(self, shard: Shard, party: RelayParty, model: Message) -> tuple[RelayParty, Message]:
+    def local(self, shard: Shard, party: TwoStagePartyState, model: Message) -> tuple[TwoStagePartyState, Message]:
         """As the leg does that the model names; W is fitted to the model where the second begins."""
         plain = _unmarked(model)
         if not _is_second(model):
@@ -154,24 +156,24 @@ class Relay(ProgramBase):
             return replace(party, inner=inner), upload
         rows = party.inner if party.is_second else self._fitted(shard, plain)
         inner, upload = self.second.local(shard, rows, plain)
-        return RelayParty(inner, True, party.Ht), upload
+        return TwoStagePartyState(inner, True, party.Ht), upload
 
     def _fitted(self, shard: Shard, model: Message) -> RowState:
         return RowState(self.solver.solve_rows(shard.matrix, columns_of(shard.matrix, model["H"])))
 
-    def finish(self, server: RelayServer, aggregate: Message) -> tuple[RelayServer, Message]:
-        leg: Any = self.second if server.rounds >= self.rounds else self.first
-        inner, model = leg.finish(server.inner, aggregate)
+    def finish(self, server: TwoStageServerState, aggregate: Message) -> tuple[TwoStageServerState, Message]:
+        stage: Any = self.second if server.rounds >= self.rounds else self.first
+        inner, model = stage.finish(server.inner, aggregate)
         done = server.rounds + 1
         if done == self.rounds:
             H = self.first.components(inner)
             inner, model = self.second.start_from(kernels.of(H).rows_of(H))
-        return RelayServer(inner, done), _marked(model, int(done >= self.rounds))
+        return TwoStageServerState(inner, done), _marked(model, int(done >= self.rounds))
 
-    def components(self, server: RelayServer) -> Array:
+    def components(self, server: TwoStageServerState) -> Array:
         return (self.second if server.rounds >= self.rounds else self.first).components(server.inner)
 
-    def metrics(self, server: RelayServer) -> Mapping[str, float]:
+    def metrics(self, server: TwoStageServerState) -> Mapping[str, float]:
         if server.rounds == self.rounds:
             return {}
         return (self.second if server.rounds > self.rounds else self.first).metrics(server.inner)
@@ -194,25 +196,25 @@ class Relay(ProgramBase):
         return Turn() if _is_second(model) else self.first.turn(_unmarked(model))
 
 
-def _marked(model: Message, leg: int) -> Message:
-    return Message({**model.arrays, LEG: np.array([leg], np.int8)}, model.weight)
+def _marked(model: Message, stage: int) -> Message:
+    return Message({**model.arrays, STAGE: np.array([stage], np.int8)}, model.weight)
 
 
 def _unmarked(model: Message) -> Message:
-    return Message({name: array for name, array in model.arrays.items() if name != LEG}, model.weight)
+    return Message({name: array for name, array in model.arrays.items() if name != STAGE}, model.weight)
 
 
 def _is_second(model: Message) -> bool:
-    return bool(model[LEG][0])
+    return bool(model[STAGE][0])
 
 
-def exact_after(first: Program, exchanges: int) -> Relay:
+def exact_after(first: Program, exchanges: int) -> TwoStageProgram:
     """So many exchanges of a program, then exact sums from the model that it has reached."""
-    return Relay(first, accelerated_sums(first.rank), exchanges)
+    return TwoStageProgram(first, accelerated_sums(first.rank), exchanges)
 
 
 @dataclass(frozen=True, slots=True)
-class FirstLeg:
+class FirstStage:
     """The name of a method with which a run can begin: one whose parties average, and wait for each other."""
 
     @property
@@ -223,7 +225,7 @@ class FirstLeg:
     def _can_begin(self, one: Method) -> bool:
         if one.passes_to is not None or one.only_texts:
             return False
-        return isinstance(one.example, Consensus) and not one.traits.asynchronous
+        return isinstance(one.example, LocalAveraging) and not one.traits.asynchronous
 
     @property
     def example(self) -> str:
@@ -244,8 +246,8 @@ class FirstLeg:
 
 @method("then-exact", passes_to="first", counts_exchanges=True)
 def then_exact(
-    problem: Problem, *, first: Annotated[str, FirstLeg()], first_rounds: Annotated[int, Whole()], **options: Any
-) -> Relay:
+    problem: Problem, *, first: Annotated[str, FirstStage()], first_rounds: Annotated[int, Whole()], **options: Any
+) -> TwoStageProgram:
     """A few rounds of another method, then exact ones from the model that it has reached.
 
     `first` is that method, for `first_rounds` rounds; all further options are its own.
@@ -256,5 +258,5 @@ def then_exact(
             f'method = "{first}".',
             parameter="first_rounds",
         )
-    leg = find(first).builder(problem, **options)
-    return exact_after(leg, leg.exchanges(first_rounds, problem.n_parties or 1))
+    stage = find(first).builder(problem, **options)
+    return exact_after(stage, stage.exchanges(first_rounds, problem.n_parties or 1))
