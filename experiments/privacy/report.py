@@ -1,10 +1,10 @@
-"""Tables and pictures of docs/results/privacy.md from the runs that the other experiments have written down.
+"""Write the tables and figures of docs/results/privacy.md from recorded runs.
 
     python -m experiments.privacy.report docs/results
 
 The folder holds privacy-parties.jsonl, privacy-shipped.jsonl, privacy-rows.jsonl, privacy-sensitivity.jsonl and
-privacy-masking.jsonl, or some of them. Text between `<!-- table: NAME -->` and `<!-- end -->` is replaced; everything
-else in the document is left.
+privacy-masking.jsonl, or some of them. Replaces the text between `<!-- table: NAME -->` and `<!-- end -->`, and nothing
+else. `--print` prints every table in full.
 """
 
 from __future__ import annotations
@@ -18,17 +18,48 @@ from typing import Any
 import numpy as np
 
 from experiments.game.runs import read_lines
-from experiments.privacy import row_tables as privacy_row_tables
 from experiments.privacy import tables as privacy_tables
 from experiments.privacy.methods import METHODS, SIGNED, Setting
 from experiments.privacy.parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEVERAL
 from experiments.privacy.rows import STUDIES, USUAL, best
 from experiments.privacy.runs import Records, Trial, known
 from experiments.privacy.tables import is_like
-from experiments.shared.document import replace_tables
+from experiments.shared.document import print_tables, replace_tables, select
 from experiments.shared.figures import figure_svg, style_of
+from experiments.shared.names import shown
 from partsong.reporting.charts import Line, Quantity
 
+FLOORS = ("pooled", "FNMF-LAP", "FNMF-SK", "FedAvg", "data-free: uniform", "data-free: pieces", "data-free: tiles")
+FIRST = (*(f"{epsilon:g}" for epsilon in (0.3, 1, 3, 10, 100, 300, 1000, 3000)), "no noise: pooled")
+
+
+def _is_row_level(cells: list[str]) -> bool:
+    return cells[0].startswith("row level")
+
+
+def _is_distinct(cells: list[str]) -> bool:
+    return cells[0] in map(shown, ("FNMF-LAP (paper)", "FNMF-LAP", "iPALM once"))
+
+
+def _is_floor(cells: list[str]) -> bool:
+    return cells[0] in map(shown, FLOORS)
+
+
+def _is_few(cells: list[str]) -> bool:
+    return cells[0] in (*FIRST, "no noise: data-free: tiles", "no noise: pooled on fashion")
+
+
+EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "printed-in-short": ("printed-gaussian", lambda table: select(table, columns=(0, 1, 4, 5, 6, 8, 10))),
+    "floors-in-short": ("floors", lambda table: select(table, _is_floor)),
+    "moves-in-short": ("moves", lambda table: select(table, _is_distinct)),
+    "growth-in-short": ("growth", lambda table: select(table, lambda cells: cells[0] == shown("FNMF-LAP"))),
+    "row-level": ("parties-gaussian-replace", lambda table: select(table, _is_row_level, (0, 1, 2, 3, 4, 5, 6, 7, 9))),
+    "rows-in-short": ("rows-mnist", lambda table: select(table, columns=range(7))),
+    "mnist-in-short": ("epsilon-mnist", lambda table: select(table, _is_few)),
+    "tcga-in-short": ("epsilon-tcga", lambda table: select(table, _is_few)),
+}
+"""What the page shows of long tables."""
 CASES = {"20 parties": FEW[:2], "1000 parties": MANY[:2], "MNIST, 200 parties": DIGITS[:2]}
 
 
@@ -48,9 +79,9 @@ def row_tables(found: Records) -> dict[str, str]:
     made = {}
     for name, study in STUDIES.items():
         if any(trial.data == name and not trial.is_tuning for trial in found):
-            made[f"rows-{name}"] = privacy_row_tables.by_rows(found, study)
-            made[f"epsilon-{name}"] = privacy_row_tables.by_epsilon(found, study)
-            made[f"rounds-{name}"] = privacy_row_tables.by_rounds(found, study)
+            made[f"rows-{name}"] = privacy_tables.by_rows(found, study)
+            made[f"epsilon-{name}"] = privacy_tables.by_epsilon(found, study)
+            made[f"rounds-{name}"] = privacy_tables.by_rounds(found, study)
     return made
 
 
@@ -67,7 +98,7 @@ def drawn(
         if points:
             places = tuple(sorted(points))
             heights = tuple(float(np.mean(points[place])) for place in places)
-            lines.append(Line(name, style_of(len(lines)), places, heights))
+            lines.append(Line(shown(name), style_of(len(lines)), places, heights))
     if not lines:
         return ""
     across = Quantity(f"{axis} (logarithmic)", lambda place: f"{10**place:g}", smallest_step=1.0)
@@ -119,9 +150,10 @@ def _best(found: Records, trial: Trial) -> tuple[Setting, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Renew the document."""
+    """Update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--print", action="store_true", help="print every table, also those that the page leaves out")
     parser.add_argument("--document", type=Path, default=Path("docs/results/privacy.md"))
     chosen = parser.parse_args(arguments)
     parties, rows = (known(chosen.folder / f"privacy-{name}.jsonl") for name in ("parties", "rows"))
@@ -134,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for kind in ("gaussian", "laplace") if shipped else ():
         tables[f"shipped-{kind}"] = privacy_tables.parties(shipped, kind + SIGNED, "replace", FEW[1])
     if rows:
-        tables |= row_tables(rows) | {"ridges": privacy_row_tables.ridges({**parties, **rows})}
+        tables |= row_tables(rows) | {"ridges": privacy_tables.ridges({**parties, **rows})}
     if any(trial.data == "mnist" for trial in rows):
         pictures |= row_pictures(rows)
     moved, masked = (read_lines(chosen.folder / f"privacy-{name}.jsonl") for name in ("sensitivity", "masking"))
@@ -144,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tables |= {f"true-{kind}": privacy_tables.true_epsilons(moved, kind) for kind in ("gaussian", "laplace")}
     if masked:
         tables["masking"] = privacy_tables.masking(masked)
+    if chosen.print:
+        print_tables(tables)
+    tables |= {name: shortened(tables[table]) for name, (table, shortened) in EXCERPTS.items() if table in tables}
     replace_tables(chosen.document, tables)
     for name, image in ((name, image) for name, image in pictures.items() if image):
         chosen.document.with_name(f"{name}.svg").write_text(image, "utf-8")

@@ -1,18 +1,21 @@
-"""Tables of docs/results/privacy.md: noise as printed, parties, masks."""
+"""Tables of docs/results/privacy.md: noise as printed, party level, secure sums, row level."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from experiments.privacy.methods import DATA_FREE, DELTA, METHODS, SIGNED, printed_scale
-from experiments.privacy.parties import ROW_LEVEL
+from experiments.privacy.parties import FEW, ROW_LEVEL
+from experiments.privacy.rows import EPSILONS, RIDGES, ROUNDS, STUDIES, TUNING_RANK, USUAL, Study, best
 from experiments.privacy.runs import Records, Trial
 from experiments.privacy.sensitivity import EXCHANGED
 from experiments.shared.metrics import spread
+from experiments.shared.names import shown
 from partsong.privacy.accounting import composed_epsilon, gaussian_epsilon, laplace_epsilon
 
 ROUNDS_PRINTED = 10
@@ -45,7 +48,7 @@ def printed(found: Records, kind: str) -> str:
     for method in ("FNMF-LAP (paper)", *METHODS):
         same = {"method": method, "purpose": "printed", "kind": kind}
         cells = [values_of(found, "rmsd", epsilon=epsilon, **same) for epsilon in epsilons]
-        rows.append([method, *(f"{np.mean(cell):.3f}" if cell else "–" for cell in cells)])
+        rows.append([shown(method), *(f"{np.mean(cell):.3f}" if cell else "–" for cell in cells)])
     return table(["method", *(f"{e:g}" for e in epsilons)], rows)
 
 
@@ -76,7 +79,7 @@ def moves(measured: Sequence[Mapping[str, Any]]) -> str:
             for norm in ("l2", "l1")
         ]
         size = np.median([m["size"] for m in here if m["method"] == method])
-        rows.append([method, f"{size:.0f}", *(f"{np.median(cell):.1f} ({max(cell):.1f})" for cell in cells)])
+        rows.append([shown(method), f"{size:.0f}", *(f"{np.median(cell):.1f} ({max(cell):.1f})" for cell in cells)])
     return table(["method", "‖H_p‖", *(f"{name}, {norm}" for name in EXCHANGED for norm in ("L2", "L1"))], rows)
 
 
@@ -88,7 +91,7 @@ def growth(measured: Sequence[Mapping[str, Any]]) -> str:
     for method, epsilon in dict.fromkeys((m["method"], m["epsilon"]) for m in here):
         sizes = np.mean([m["sizes"] for m in here if (m["method"], m["epsilon"]) == (method, epsilon)], axis=0)
         scale = printed_scale("gaussian", epsilon)
-        rows.append([method, f"{epsilon:g}", f"{scale:.3g}", *(f"{sizes[number - 1]:.0f}" for number in rounds)])
+        rows.append([shown(method), f"{epsilon:g}", f"{scale:.3g}", *(f"{sizes[number - 1]:.0f}" for number in rounds)])
     return table(["method", "ε printed", "σ", *(f"round {number}" for number in rounds)], rows)
 
 
@@ -114,7 +117,7 @@ def parties(found: Records, kind: str, relation: str, count: int, data: str = "b
         chosen = [t for t in [*own, *by_row] if t.method == method]
         if chosen:
             cells = [[found[t]["rmsd"] for t in chosen if t.setting.epsilon == e] for e in epsilons]
-            rows.append([method, *(f"{np.mean(c):.3f}" if c else "" for c in cells)])
+            rows.append([shown(method), *(f"{np.mean(c):.3f}" if c else "" for c in cells)])
     return table(["method", *(f"{e:g}" for e in epsilons)], rows)
 
 
@@ -126,7 +129,7 @@ def floors(found: Records, cases: Mapping[str, tuple[str, int]]) -> str:
             values_of(found, "rmsd", purpose="free", method=method, data=data, parties=count)
             for data, count in cases.values()
         ]
-        rows.append([method, *(told(cell) for cell in cells)])
+        rows.append([shown(method), *(told(cell) for cell in cells)])
     return table(["without noise", *cases], rows)
 
 
@@ -150,7 +153,7 @@ def clips(found: Records, count: int) -> str:
     epsilons = sorted({t.setting.epsilon for t in own})
     rows = []
     for kind, relation, method in dict.fromkeys((t.setting.kind, t.setting.relation, t.method) for t in own):
-        label = f"{method}, {kind}, {relation}"
+        label = f"{shown(method)}, {kind}, {relation}"
         chosen = {
             t.setting.epsilon: t.setting
             for t in own
@@ -172,5 +175,104 @@ def masking(records: Sequence[Mapping[str, Any]]) -> str:
         more = f"{100 * (up / model - 1):.1f} %"
         lines.append([str(parties_), str(dropped), f"{up:,}".replace(",", " "), more,
                       f"{down:,}".replace(",", " "), f"{party:.3f}", f"{server:.3f}"])  # fmt: skip
-    head = ["parties", "dropped in phase 2", "bytes up, per party", "more than in the open", "down"]
+    head = ["parties", "dropouts in phase 2", "bytes up, per party", "more than plain", "down"]
     return table([*head, "seconds, per party", "seconds, server"], lines)
+
+
+def row_errors(found: Records, study: Study, rows: int, epsilon: float, rank: int) -> list[float]:
+    """‖X − W H‖ / ‖X‖ of the row-level method with the settings that other data have chosen."""
+    try:
+        setting = best(found, study, rows, epsilon, rank)
+    except LookupError:
+        return []
+    same = {"data": study.data, "rows": rows, "rank": rank, "setting": setting}
+    return values_of(found, "error", purpose="rows", method="row level", **same)
+
+
+def free_errors(found: Records, study: Study, rows: int, rank: int, method: str) -> list[float]:
+    """The same without noise."""
+    return values_of(found, "error", purpose="free", data=study.data, method=method, rows=rows, rank=rank, parties=1)
+
+
+def halfway(found: Records, study: Study, rows: int, epsilon: float, rank: int) -> float:
+    """Half of the way from pooled NMF to the best that there is without it: an H of no data, or one noisy component."""
+    pooled = float(np.mean(free_errors(found, study, rows, rank, "pooled")))
+    others = [free_errors(found, study, rows, rank, name) for name in DATA_FREE]
+    others.append(row_errors(found, study, rows, epsilon, 1))
+    return (pooled + min(float(np.mean(other)) for other in others if other)) / 2
+
+
+def by_rows(found: Records, study: Study) -> str:
+    """n × (k, ε): errors, bold where useful."""
+    ranks = [rank for rank in study.ranks if rank > 1]
+    head = ["n", "one component, ε = " + ", ".join(f"{e:g}" for e in USUAL)]
+    for rank in ranks:
+        head += [f"k = {rank}: pooled", "no data", *(f"ε = {e:g}" for e in USUAL)]
+    lines = []
+    for rows in measured_sizes(found, study):
+        line = [str(rows), ", ".join(_mean(row_errors(found, study, rows, e, 1)) for e in USUAL)]
+        for rank in ranks:
+            line.append(_mean(free_errors(found, study, rows, rank, "pooled")))
+            line.append(min(_mean(free_errors(found, study, rows, rank, name)) for name in DATA_FREE))
+            line += [_marked(found, study, rows, e, rank) for e in USUAL]
+        lines.append(line)
+    return table(head, lines)
+
+
+def measured_sizes(found: Records, study: Study) -> list[int]:
+    """The numbers of rows that there are runs of."""
+    return [rows for rows in study.sizes if any(t.data == study.data and t.rows == rows for t in found)]
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.3f}" if values else "–"
+
+
+def _marked(found: Records, study: Study, rows: int, epsilon: float, rank: int) -> str:
+    values = row_errors(found, study, rows, epsilon, rank)
+    if not values:
+        return "–"
+    is_useful = rank > 1 and float(np.mean(values)) <= halfway(found, study, rows, epsilon, rank)
+    return f"**{told(values)}**" if is_useful else told(values)
+
+
+def by_epsilon(found: Records, study: Study) -> str:
+    """ε × k with all rows, bold where useful."""
+    lines = [[f"{e:g}", *(_marked(found, study, study.whole, e, rank) for rank in study.ranks)] for e in study.epsilons]
+    for method in ("pooled", *DATA_FREE, *((study.public,) if study.public else ())):
+        cells = [told(free_errors(found, study, study.whole, rank, method)) for rank in study.ranks]
+        lines.append([f"no noise: {method}", *cells])
+    return table(["ε", *(f"k = {rank}" for rank in study.ranks)], lines)
+
+
+def by_rounds(found: Records, study: Study) -> str:
+    """ε × rounds with all rows at k = 10, and ten parties with noise of their own."""
+    lines = []
+    for epsilon in USUAL:
+        if not row_errors(found, study, study.whole, epsilon, TUNING_RANK):
+            continue
+        setting = best(found, study, study.whole, epsilon)
+        same = {"data": study.data, "rows": study.whole, "rank": TUNING_RANK, "method": "row level"}
+        cells = [values_of(found, "error", setting=replace(setting, rounds=rounds), **same) for rounds in ROUNDS]
+        apart = values_of(found, "error", data=study.data, method="row level, open", setting=setting)
+        chosen = f"{setting.clip:g}, {setting.rounds}, {setting.ridge:g}"
+        lines.append([f"{epsilon:g}", chosen, *(told(cell) for cell in cells), told(apart)])
+    return table(["ε", "bound, rounds, ridge", *(f"{r} rounds" for r in ROUNDS), "ten parties apart"], lines)
+
+
+def ridges(found: Records, rounds: int = 10) -> str:
+    """Error at the best bound and so many rounds over the least of all ridges: mean and worst over n and ε ≤ 100."""
+    sets = {study.other: 1 for study in STUDIES.values()} | {FEW[0]: FEW[1]}
+    lines = []
+    for data, parties in sets.items():
+        cells: dict[Any, dict[float, dict[float, list[float]]]] = {}
+        same = {"data": data, "parties": parties, "rank": TUNING_RANK, "method": "row level", "rounds": rounds}
+        for t, record in found.items():
+            if t.is_tuning and t.setting.epsilon <= EPSILONS[-1] and is_like(t, same):
+                by_ridge = cells.setdefault((t.rows, t.setting.epsilon), {})
+                by_ridge.setdefault(t.setting.ridge, {}).setdefault(t.setting.clip, []).append(record["error"])
+        least = [{r: min(np.mean(v) for v in b.values()) for r, b in cell.items()} for cell in cells.values()]
+        for name, fold in (("mean", np.mean), ("worst", np.max)):
+            ratios = [[cell[r] / min(cell.values()) for cell in least if r in cell] for r in RIDGES]
+            lines.append([f"{data}, {name} of {len(least)}", *(f"{fold(r):.3f}" if r else "–" for r in ratios)])
+    return table(["ridge", *(f"{r:g}" for r in RIDGES)], lines)

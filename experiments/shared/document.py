@@ -33,7 +33,7 @@ def select(
     if not table.startswith("|"):
         return table
     title, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-    kept = range(len(title)) if columns is None else columns
+    kept = [column for column in (range(len(title)) if columns is None else columns) if column < len(title)]
     lines = [title, *(cells for cells in body if rows(cells))]
     found = [f"| {' | '.join(cells[column] for column in kept)} |" for cells in lines]
     return "\n".join([found[0], "|" + "---|" * len(kept), *found[1:]])

@@ -9,10 +9,10 @@ import pytest
 from experiments.leakage import sketches as leakage_sketches
 from experiments.privacy import parties as privacy_parties
 from experiments.privacy import report as privacy_report
-from experiments.privacy import row_tables as privacy_row_tables
 from experiments.privacy import rows as privacy_rows
 from experiments.privacy import secure_sums as privacy_masking
 from experiments.privacy import sensitivity as privacy_sensitivity
+from experiments.privacy import tables as privacy_row_tables
 from experiments.privacy.methods import DATA_FREE, DELTA, SIGNED, Setting, data_free, party_program, printed_program
 from experiments.privacy.rows import STUDIES
 from experiments.privacy.runs import TUNING_SEED, Trial, chosen_setting, known, line_of, result_of
