@@ -1,17 +1,25 @@
-"""`partsong topics`: fit, show and transform, with exit codes, and without a word of any text in what they say."""
+"""`partsong topics`: fit, show and transform, advice of errors, and texts in other scripts and encodings."""
+
+from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import partsong
+from partsong.cli.topics import show_topics
 from partsong.topics import LANGUAGES
 from partsong.topics.tokenizer import LISTS
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
+
+
 SECRET = "zanzibarquux"
 
 
@@ -236,3 +244,139 @@ def test_files_that_are_no_topics_are_refused(files, told, invoke, tmp_path):
 @pytest.mark.parametrize("command", ["fit", "show", "transform"])
 def test_help_has_examples(command, invoke):
     assert f"partsong topics {command}" in invoke("topics", command, "--help").stdout
+
+
+PLANTED_ADVICE = (("cat", "dog", "horse", "sheep"), ("piano", "violin", "cello", "flute"))
+
+
+@pytest.fixture
+def files_advice(tmp_path):
+    for seed, name in enumerate("abc"):
+        draw = np.random.default_rng(seed)
+        with (tmp_path / f"{name}.csv").open("w", encoding="utf-8", newline="") as stream:
+            rows = csv.writer(stream)
+            rows.writerow(["text"])
+            rows.writerows([" ".join(draw.choice(PLANTED_ADVICE[draw.integers(2)], 4))] for _ in range(20))
+    return ["a.csv", "b.csv", "c.csv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (("--method", "fednmf", "--rate", "1e9"), ("a smaller rate", "a larger batch")),
+        (("--method", "fednmf", "--rate", "1e9", "--secure-aggregation"), ("a smaller rate", "a larger batch")),
+        (("--method", "fednmf", "--rate", "1e9", "--weighting", "counts"), ("a smaller rate", "weighting tfidf")),
+        (("--method", "fednmf-mi", "--critic-rate", "1e9"), ("a smaller critic_rate", "mi_gradient js")),
+        (("--method", "fednmf", "--rate", "1e9", "--server", "yogi"), ("a smaller rate", "a smaller server_rate")),
+    ],
+)
+def test_steps_that_are_too_large_are_told_with_the_ways_out(words, ways, files_advice, invoke, told):
+    fit = ("topics", "fit", *files_advice, "-k", 2, "--rounds", 2)
+    shown = invoke(*fit, *words, "-q", code=1).stderr
+    for text in (shown, told(*fit, *words, code=1)["error"]):
+        assert all(way in text for way in ways)
+        assert not any(word in text for word in ("on_party_error", "checkpoint", "shards", "in place of counts"))
+        assert ("tfidf" in text) == ("counts" in words)
+    cured = [{"1e9": "1e-3"}.get(word, word) for word in words]
+    assert told(*fit, *cured)["outcome"] == "max-rounds"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "code"),
+    [
+        (("-k", 9), "--topics", 1),
+        (("-k", 2, "--min-parties", 4), "--min-parties", 1),
+        (("-k", 2, "--participation", 0.5), "--participation", 1),
+        (("-k", 2, "--method", "fnmf", "--secure-aggregation"), "--secure-aggregation", 2),
+        (("-k", 2, "--server", "adam"), "--server", 2),
+        (("-k", 2, "--method", "fednmf", "--device", "nowhere"), "--device", 2),
+        (("-k", 2, "--language", "klingon"), "--language", 2),
+    ],
+)
+def test_failures_name_the_option(words, option, code, files_advice, told):
+    """With exit code 2 where no text can make it right."""
+    error = told("topics", "fit", *files_advice, *words, code=code)["error"]
+    assert re.match(rf"(Invalid value: |Invalid value for )?{option}\b", error), error
+
+
+RUSSIAN = ("кошка собака лошадь", "кошка собака", "скрипка рояль", "скрипка рояль флейта")
+
+
+def write_texts(path, lines, encoding="utf-8"):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding=encoding)
+
+
+@pytest.mark.parametrize("asked", ["cp1252", "cp1252:replace"])
+def test_words_outside_the_encoding_of_the_output_are_spelled_out(invoke, tmp_path, asked):
+    write_texts(tmp_path / "ru.csv", ("text", *RUSSIAN))
+    invoke("topics", "fit", "ru.csv", "-k", 1, "--language", "none", "--rounds", 2, "-o", "m.safetensors", "-q")
+    done = subprocess.run(
+        [sys.executable, "-m", "partsong", "topics", "show", "m.safetensors"],
+        env={**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": asked, "COLUMNS": "200"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    spelled = {word.encode("cp1252", "backslashreplace") for text in RUSSIAN[1:3] for word in text.split()}
+    if asked == "cp1252":
+        assert all(word in done.stdout for word in spelled)
+    else:
+        assert b"?????" in done.stdout
+        assert b"\\u" not in done.stdout
+
+
+def test_joiners_are_shown_as_they_are_and_controls_are_not(invoke, tmp_path, capsys):
+    write_texts(tmp_path / "fa.csv", ("text", *2 * ("کتاب\u200cها می\u200cخواهم", "سگ گربه")))
+    shown = invoke("topics", "fit", "fa.csv", "-k", 1, "--language", "none", "--rounds", 2).stdout
+    assert "کتاب\u200cها" in shown
+    show_topics([{"topic": 1, "share": 1.0, "coherence": None, "words": ["a\u200db", "c\u202ed\x1be"]}])
+    assert "a\u200db, c\\u202ed\\x1be" in capsys.readouterr().out
+
+
+def test_blank_lines_of_one_column_keep_weights_in_step(invoke, told, tmp_path):
+    lines = ("text", "cats dogs cats", "", "pianos cellos", "cats dogs", "pianos cellos", "")
+    write_texts(tmp_path / "a.csv", lines)
+    fit = told("topics", "fit", "a.csv", "-k", 2, "-o", "m.safetensors")
+    assert (fit["n_documents"], fit["empty_documents"]) == (5, 1)
+    assert told("topics", "transform", "a.csv", "m.safetensors", "-o", "W.csv")["n_zero"] == 1
+    W = np.loadtxt(tmp_path / "W.csv", delimiter=",", skiprows=1)
+    assert (W.sum(axis=1) > 0).tolist() == [bool(line) for line in lines[1:6]]
+
+
+def test_lists_that_are_not_utf_8_are_told_what_helps(told, tmp_path):
+    write_texts(tmp_path / "a.csv", ("text", *2 * ("übung größe", "häuser übung")), "latin-1")
+    write_texts(tmp_path / "list.txt", ("übung", "größe"), "latin-1")
+    fit = ("topics", "fit", "a.csv", "-k", 1, "--language", "none", "--encoding", "latin-1", "--rounds", 2)
+    for option in ("--stop-words", "--vocabulary"):
+        error = told(*fit, option, "list.txt", code=1)["error"]
+        assert "list.txt: its bytes are not utf-8 text" in error
+        assert "Save it as UTF-8: lists of words" in error
+        assert "--encoding" not in error
+    write_texts(tmp_path / "list.txt", ("übung", "größe"))
+    assert told(*fit, "--vocabulary", "list.txt")["n_words"] == 2
+    assert told(*fit, "--stop-words", "list.txt")["n_words"] == 1
+
+
+def test_words_left_out_for_their_length_are_told_with_the_option_that_helps(invoke, told, tmp_path):
+    long = "достопримечательности"
+    for name in ("a.csv", "b.csv"):
+        write_texts(tmp_path / name, ("text", *(f"{text} {long}" for text in RUSSIAN)))
+    fit = ("topics", "fit", "a.csv", "b.csv", "-k", 2, "--language", "none", "--rounds", 2)
+    warned = invoke(*fit, "-q").stderr
+    assert "more than 32 bytes: 1 at 'a', 1 at 'b'" in warned
+    assert "larger max_word_bytes, in bytes" in warned
+    assert long not in warned
+    assert told(*fit, "--max-word-bytes", 42)["n_words"] == 1 + told(*fit)["n_words"]
+    for name in ("a.csv", "b.csv"):
+        write_texts(tmp_path / name, ("text", long))
+    error = told(*fit, code=1)["error"]
+    assert "No word meets the rule" in error
+    assert "larger max_word_bytes, in bytes" in error
+
+
+def test_a_column_that_differs_in_case_is_told_as_such(told, tmp_path):
+    write_texts(tmp_path / "a.csv", ("Text", "cats dogs"))
+    error = told("topics", "fit", "a.csv", "-k", 1, code=1)["error"]
+    assert "upper and lower case alone" in error
+    assert "commas" not in error
