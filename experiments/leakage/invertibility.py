@@ -685,7 +685,7 @@ def _ratio(rows: Sequence[Record]) -> str:
         ]
         for (n, _), few in grouped(rows, "ratio", "rows", "wanted").items()
     ]
-    return markdown(["n", "ratio", "k × T", "error of XᵀX", "rows to 1 %", "to 10 %", "law"], lines)
+    return markdown(["n", "ratio", "k × T", "error of XᵀX", "rows to 1 %", "to 10 %", "level"], lines)
 
 
 def _large(rows: Sequence[Record]) -> str:
@@ -701,7 +701,7 @@ def _large(rows: Sequence[Record]) -> str:
         ]
         for (n, rank, rounds), few in grouped(rows, "large", "rows", "rank", "rounds").items()
     ]
-    return markdown(["n", "k × T", "error of XᵀX", "rows to 1 %", "called found", "seconds", "law"], lines)
+    return markdown(["n", "k × T", "error of XᵀX", "rows to 1 %", "called found", "seconds", "level"], lines)
 
 
 def _real(rows: Sequence[Record]) -> str:
@@ -723,7 +723,7 @@ def _real(rows: Sequence[Record]) -> str:
             ]
         )
     heads = ["set", "density", "type", "error of XᵀX", "rows to 1 %", "to 10 %", "strangers to 10 %", "called found"]
-    return markdown([*heads, "of these wrong", "law"], lines)
+    return markdown([*heads, "of these wrong", "level"], lines)
 
 
 def _dictionary(rows: Sequence[Record], kind: str, name: str) -> str:
@@ -753,7 +753,7 @@ def _dictionary(rows: Sequence[Record], kind: str, name: str) -> str:
         "answered",
         "with scale",
         "searches broken off",
-        "law",
+        "level",
     ]
     return markdown(heads, lines)
 
@@ -776,7 +776,7 @@ def _lone(rows: Sequence[Record]) -> str:
         "in proportion",
         "wrong",
     ]
-    return markdown([*heads, "half of the row", "whole row", "law"], lines)
+    return markdown([*heads, "half of the row", "whole row", "level"], lines)
 
 
 def _membership(rows: Sequence[Record]) -> str:
@@ -787,7 +787,7 @@ def _membership(rows: Sequence[Record]) -> str:
         few = [found[name, common, share] for share in shares]
         about = [title(name), f"{common:g}", over(few[0], "rarest", ".0f")]
         lines += [[*about, test, *[over(each, test, ".2f") for each in few]] for test in ("residual", "signs")]
-        lines.append([*about, "law", *[words(each) for each in few]])
+        lines.append([*about, "level", *[words(each) for each in few]])
     return markdown(["set", "columns in more than", "s", "test", *[f"L/n {share:g}" for share in shares]], lines)
 
 
@@ -815,7 +815,7 @@ def _difference(rows: Sequence[Record]) -> str:
             rows, "difference", "set", "rank", "masked", "same_seed"
         ).items()
     ]
-    return markdown(["set", "k", "sums", "seed of the second run", "error of the row", "law"], lines)
+    return markdown(["set", "k", "sums", "seed of the second run", "error of the row", "level"], lines)
 
 
 def _limit(rows: Sequence[Record]) -> str:
@@ -834,7 +834,7 @@ def _limit(rows: Sequence[Record]) -> str:
             [row for row in rows if row.get("law")], "limit", "limit", "set", "rank"
         ).items()
     ]
-    heads = ["limit kept", "rows", "k", "T", "law", "found by any attack", "rows to 1 %", "largest share of a row"]
+    heads = ["limit kept", "rows", "k", "T", "level", "found by any attack", "rows to 1 %", "largest share of a row"]
     return markdown(heads, lines)
 
 
@@ -847,7 +847,7 @@ def _odd(rows: Sequence[Record]) -> str:
         about = [title(name), size, f"{rank} × {over(few, 'rounds', '.0f')}", words(few)]
         counts = [f"{read} of {len(few)}" if factor else "–", f"{other} of {len(few)}", median(few, "nearest")]
         lines.append([*about, median(few, "error") if factor else "–", *counts])
-    heads = ["rows", "odd row", "k × T", "law", "error of the odd row", "read to 1 %", "another row read to 1 %"]
+    heads = ["rows", "odd row", "k × T", "level", "error of the odd row", "read to 1 %", "another row read to 1 %"]
     return markdown([*heads, "error of the nearest other"], lines)
 
 
@@ -867,7 +867,7 @@ def _law(rows: Sequence[Record]) -> str:
             if few:
                 found = [sum(row["found"] == word for row in few) for word in FOUND]
                 lines.append([part, law, len(few), *found, sum(map(is_worse, few))])
-    return markdown(["part", "law", "runs", *FOUND, "found more than the law says"], lines)
+    return markdown(["part", "level", "runs", *FOUND, "found more than the level says"], lines)
 
 
 FOUND = ("nothing", "guess", "membership", "entries", "rows")
@@ -884,7 +884,7 @@ def _exceptions(rows: Sequence[Record]) -> str:
         [part, title(name), about, words(few), words(few, "found"), len(few)]
         for (part, name, about), few in out.items()
     ]
-    return markdown(["part", "rows", "setting", "law", "found", "runs"], lines)
+    return markdown(["part", "rows", "setting", "level", "found", "runs"], lines)
 
 
 REPORTS: Mapping[str, Callable[[Sequence[Record]], str]] = {

@@ -1,6 +1,6 @@
 """What setting rare columns to zero does to a model: sites with 300 rows each, `fnmf`, five rounds of rank 10.
 
-    PARTSONG_DATA=… python -m experiments.leakage.rare_columns [--output docs/results/rare-columns.md]
+    PARTSONG_DATA=… python -m experiments.leakage.rare_columns [--document docs/results/leakage.md]
 
 Each site is a real one: a policy, a ledger and a folder, asked by a coordinator in this process. By default it refuses
 the run, because few rows use its rarest column; with rare_columns = "zero" the run goes through.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.datasets import path_of
+from experiments.shared.document import replace_tables
 from partsong.data.conversion import as_matrix
 from partsong.errors import PartsongError
 from partsong.federation.experiment import Experiment
@@ -103,19 +104,7 @@ def trial(name: str, seed: int) -> Trial:
 
 def page() -> str:
     """The table, with medians over seeds."""
-    sent = RANK * (ROUNDS - 1)
     lines = [
-        "# Rare columns set to zero",
-        "",
-        "```",
-        "python -m experiments.leakage.rare_columns --output docs/results/rare-columns.md",
-        "```",
-        "",
-        f"{SITES} sites with {ROWS} rows each, `fnmf`, {ROUNDS} rounds of rank {RANK} in the open ({sent} combinations "
-        f"of rows a site), {SEEDS} seeds. By default a site refuses: too few rows use its rarest column. With "
-        f'`rare_columns = "zero"` columns that fewer than {2 * sent} of its rows use are zero in the run. Errors are '
-        "over all cells of all rows, rare columns included; medians (all seeds).",
-        "",
         "| set | columns | rarest | by default | set to zero | share of ‖X‖² | relative error | without the limit |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -129,7 +118,7 @@ def page() -> str:
             f"{middle(each.n_rare for each in trials):g} | {middle(each.share for each in trials):.2%} | "
             f"{middle(errors):.4f} ({_listed(errors)}) | {middle(free):.4f} ({_listed(free)}) |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _listed(numbers: list[float]) -> str:
@@ -137,14 +126,14 @@ def _listed(numbers: list[float]) -> str:
 
 
 def main() -> None:
-    """Write the page, or print it."""
+    """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    output, text = parser.parse_args().output, page()
-    if output is None:
+    parser.add_argument("--document", type=Path, help="the page whose table of rare columns is replaced")
+    document, text = parser.parse_args().document, page()
+    if document is None:
         print(text)
     else:
-        output.write_text(text, encoding="utf-8")
+        replace_tables(document, {"rare-columns": text})
 
 
 if __name__ == "__main__":

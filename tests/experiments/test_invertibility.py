@@ -1,4 +1,4 @@
-"""The experiment on invertible sums runs on small generated data; what it finds is in docs/results/invertibility.md."""
+"""The experiment on invertible sums runs on small generated data; what it finds is in docs/results/leakage.md."""
 
 import json
 
@@ -74,4 +74,4 @@ def test_the_report_has_a_table_for_every_part(rows):
         "law",
     ):
         assert f"### {head}\n\n| " in text
-    assert "| law |" in text
+    assert "| level |" in text
