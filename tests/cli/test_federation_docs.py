@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from typer.main import get_command
 
 import partsong
 from partsong.cli.main import PLACES, app
+from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import README
 
 SOURCE = Path(partsong.__file__).parent
@@ -168,3 +171,15 @@ def test_links_lead_somewhere(page, generated):
             headings = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, f"{target}#{anchor}"
+
+
+def test_every_table_in_the_guide_is_an_experiment_or_a_policy():
+    text = (DOCS / "guide" / "federation.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    experiments = [block for block in blocks if block.startswith("# experiment.toml")]
+    assert len(experiments) == 4
+    for block in blocks:
+        (Experiment if block in experiments else Policy).from_table(tomllib.loads(block))
+        if block not in experiments:
+            keys = tomllib.loads(re.sub(r"^# (?=\w+ = |\[)", "", block, flags=re.MULTILINE))
+            Policy.from_table(keys)
