@@ -23,7 +23,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Methods by name. [Methods](methods.md) lists their options and what each one sends.",
         ("method", "build", "names", "distributed_names"),
     ),
-    "partsong.methods.registry": ("How a method is registered.", ("method", "Method", "Problem", "Texts")),
+    "partsong.methods.registry": ("How a method is registered.", ("method", "Method", "Problem", "TopicConfig")),
     "partsong.core.interfaces": ("The nouns and the protocols that a new part implements.", ()),
     "partsong.solvers.update_rules": ("One step of a factor from its normal equations.", ()),
     "partsong.solvers.squared_error": ("The loss, and the steps of W and H that it gives.", ()),
