@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import typer
 
 from partsong import errors, methods
 from partsong.cli import main as command_line
+from partsong.federation.wire import CODES
 from partsong.methods import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,3 +68,12 @@ def test_public_names_are_in_the_api(pages):
 
     for name in set(partsong.__all__) - {"__version__"}:
         assert f":: partsong.{name}\n" in pages["api.md"]
+
+
+def test_every_refusal_of_a_site_has_its_meaning_and_advice(pages):
+    def plain(text):
+        return re.sub(r"\\(.)", r"\1", text)
+
+    lines = [plain(line) for line in pages["errors.md"].splitlines()]
+    for code, (meaning, advice) in CODES.items():
+        assert f"| `{code}` | {meaning} | {advice} |" in lines
