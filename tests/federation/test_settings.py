@@ -207,7 +207,7 @@ def test_what_a_server_sends_is_checked_like_a_file():
     assert Experiment.from_table({**plain, "mask_bound": None}) == Experiment("exact", 3, 2)
     for change, said in (
         ({"rank": "3"}, "The experiment: rank must be a whole number of at least 1; got '3'."),
-        ({"secure_aggregation": "no"}, "The experiment: masked must be true or false; got 'no'."),
+        ({"secure_aggregation": "no"}, "The experiment: secure_aggregation must be true or false; got 'no'."),
         ({"privacy": 3}, "The experiment: privacy must be a table of settings; got 3."),
         ({"unknown": 1}, "The experiment has no setting 'unknown'."),
     ):
