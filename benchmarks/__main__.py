@@ -1,4 +1,4 @@
-"""python -m benchmarks: measure, and write docs/results/speed.md."""
+"""python -m benchmarks: measure, and write reports to build/ and docs/results/federation.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--thorough", action="store_true", help="every run to its limit, also after the first seed")
     parser.add_argument("--large", action="store_true", help="memory: also large data (wide, sparse, mapped)")
     parser.add_argument("--keep", type=Path, help="a JSON file with all runs: read first, added to, written back")
-    parser.add_argument("--output", type=Path, help="default docs/results/speed.md (tuning: standard output)")
+    parser.add_argument("--output", type=Path, help="default build/speed.md; tuning, game and others: standard output")
     return parser.parse_args(words)
 
 
@@ -91,7 +91,7 @@ def _measure(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str
     if "compiling" in parts and not (chosen.quick and not chosen.parts):
         say("compiling: two processes")
         results.compiling = compiling.measure()
-    output = chosen.output or Path("docs/results/speed.md")
+    output = chosen.output or Path("build/speed.md")
     output.parent.mkdir(parents=True, exist_ok=True)
     pictures = _draw(results, output)
     described = [(workload.name, workload.description) for workload in ALL]

@@ -1,6 +1,6 @@
 """Defaults against scikit-learn's defaults: explained variance and time of a whole `fit`, over many data sets.
 
-    PARTSONG_DATA=folder python -m benchmarks defaults --output docs/results/defaults.md
+    PARTSONG_DATA=folder python -m benchmarks defaults --output build/defaults.md
 
 Both libraries fit the same matrix with the same seed, in turns, with nothing set but k and the seed. A second part
 compares the starts: for every set the start is chosen on all other sets, and judged on that one. A third part

@@ -1,4 +1,7 @@
-"""docs/results/speed.md: the machine, the settings, the tables, and a plain sentence for each target."""
+"""The full report on speed: the machine, the settings, all tables, and a sentence for each target.
+
+docs/results/speed.md is its summary.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def _arrives(runs: Sequence[Run], target: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is known, as Markdown; `pictures` maps a workload to its picture's file name."""
+    """All results as Markdown; `pictures` maps a workload to the file name of its figure."""
 
     results: Results
     contestants: Sequence[Contestant]
@@ -36,9 +39,10 @@ class Report:
 
     def text(self) -> str:
         parts = [
-            ["# Speed, measured"],
+            ["# Speed"],
             list(self._how()),
             ["## Targets", "", *(f"- {line}" for line in self._verdicts())],
+            *(list(self._all_data(level)) for level in LEVELS),
             *(list(self._workload(name, description)) for name, description in self.workloads),
             list(self._floor()),
             list(self._memory()),
@@ -63,17 +67,16 @@ class Report:
         yield ""
         yield (
             "Measure: seconds to 99 % and 99.9 % of the best explained variance 1 − ‖X−WH‖²/‖X‖² (float64) that any "
-            "method reached on that data. The clock includes checks, start and initialisation; it leaves out imports, "
-            "compiling (below), bringing data into the form a library takes, and evaluation. Each method runs once per "
-            "seed, in "
+            "method reached on that data. The clock includes checks and initialization. It excludes imports, compiling "
+            "(below), the conversion of data to a library's format, and evaluation. Each method runs once per seed, in "
             f"rotated order, {settings.get('seeds', '?')} seeds, at most {settings.get('seconds', 0):g} s a run on the "
-            "largest data. The first seed runs to the limit, or until the last third of its time brings less than "
-            "0.001 %; later ones end once they have passed what is asked of them; any ends that could not reach its "
-            "next level within the limit at twice its recent pace. Methods that missed 99.9 % on the "
-            "first seed are asked for 99 % afterwards, those that missed 99 % are not run again (but scikit-learn "
-            "cd is always asked for both). Iterates are looked "
-            "at whenever the clock shows 2 % more. Times are medians (smallest–largest); ratios are taken within a "
-            "seed, then the median. `–` means never within the limit, `>` a ratio to a method that never got there."
+            "largest data. The first seed runs to the limit, or until the last third of its time gains less than "
+            "0.001 %. Later seeds end once they pass their level, and any run ends that could not reach its next level "
+            "within the limit at twice its recent pace. Methods that missed 99.9 % on the first seed are run to 99 % "
+            "afterwards; those that missed 99 % are not run again (scikit-learn's cd is always run to both). Iterates "
+            "are evaluated whenever the clock has advanced by 2 %. Times are medians (smallest–largest); ratios are "
+            "taken within a seed, then the median. `–` means never within the limit, `>` a ratio to a method that "
+            "never reached the level."
         )
         for name, why in self.results.skipped.items():
             yield ""
@@ -103,12 +106,29 @@ class Report:
         if after.count:
             yield ""
             yield (
-                f"After its last iteration `fit` of partsong takes {after.median:.2f} s more to solve W for the H it "
-                "keeps, to scale and to sort; other libraries' closing steps are not counted either."
+                f"After its last iteration `fit` of partsong takes {after.median:.2f} s more to solve W for the final "
+                "H, to scale and to sort. Closing steps of other libraries are not counted either."
             )
         if name in self.pictures:
             yield ""
             yield f"![Distance from the best over time on {name}]({self.pictures[name]})"
+
+    def _all_data(self, level: float) -> Iterator[str]:
+        """Methods × data: the ratio of times to a level."""
+        names = [name for name, _ in self.workloads if self.results.of(name)]
+        if not names:
+            return
+        yield f"## Time divided by partsong's, {100 * level:g} %"
+        yield ""
+        yield f"| method | {' | '.join(names)} |"
+        yield "|---|" + "---|" * len(names)
+        for contestant in self.contestants:
+            cells = []
+            for name in names:
+                ours, held = self.results.of(name, contestant.against), self.results.of(name, contestant.name)
+                cells.append(shown(median_ratio(ours, held, level * self.results.best(name))) if held else NEVER)
+            if contestant.name != contestant.against and set(cells) != {NEVER}:
+                yield f"| {contestant.name} | {' | '.join(cells)} |"
 
     def _row(self, contestant: Contestant, held: Sequence[Run], runs: Sequence[Run], best: float) -> str:
         ours = [run for run in runs if run.contestant == contestant.against]
@@ -198,7 +218,7 @@ class Report:
             return
         yield "## Memory"
         yield ""
-        yield "MB; the peak is above that of a process that has already fitted something small, and includes the data."
+        yield "MB. The peak is that above a process that has already fitted something small, and includes the data."
         yield ""
         yield "| data | data | peak | allowance | share |"
         yield "|---|---|---|---|---|"
@@ -207,7 +227,7 @@ class Report:
             yield f"| {name} | {' | '.join(cells)} | {100 * held['peak'] / held['allowance']:.0f} % |"
         if any(name.startswith("mapped") for name in self.results.memory):
             yield ""
-            yield "The mapped file stays on disk: its allowance is without the data."
+            yield "The mapped file stays on disk: its allowance excludes the data."
 
     def _compiling(self) -> Iterator[str]:
         if not self.results.compiling:
