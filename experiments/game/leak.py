@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from experiments.game.runs import dense, parser_of, planted, rounded, write_lines
-from partsong.aggregation.linear import span_of
+from partsong.aggregation.linear import block_span
 from partsong.core.interfaces import Layout, Message, Shard
 from partsong.methods.game import FederatedGame
 from partsong.solvers.game import ConstantStep, Game
@@ -41,7 +41,7 @@ def exchange(X: np.ndarray, H: np.ndarray, W: np.ndarray, eta: float = ETA) -> t
     party = replace(program.start_party(shard, layout), W=W)
     _, model = program.start_from(np.ascontiguousarray(H.T), 2)
     _, upload = program.local(shard, party, Message(model.arrays))
-    first, last = span_of(0, 2, X.shape[1])
+    first, last = block_span(0, 2, X.shape[1])
     return np.asarray(upload["H"])[:, : last - first], H[:, first:last]
 
 

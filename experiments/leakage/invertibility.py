@@ -43,7 +43,7 @@ from partsong.methods import build
 from partsong.privacy.exposure import Exposure, Support, worst
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import Vocabulary, count, tf_idf
+from partsong.topics.vocabulary import Vocabulary, count_words, tf_idf
 
 Record = dict[str, Any]
 VICTIM = "p0"
@@ -151,7 +151,7 @@ def _texts(file: str) -> csr_matrix:
     with gzip.open(path_of(file), "rt", encoding="utf-8", newline="") as held:
         texts = [row["text"] for row in csv.DictReader(held)]
     words = Words()
-    counted = count(texts, words, Vocabulary.of_documents(texts, words))
+    counted = count_words(texts, words, Vocabulary.of_documents(texts, words))
     frequencies = np.bincount(counted.rows.indices, minlength=counted.rows.shape[1])
     return tf_idf(counted, frequencies, len(texts)).rows
 

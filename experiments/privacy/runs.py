@@ -112,9 +112,9 @@ def _model(trial: Trial, shards: Sequence[Shard]) -> Any:
 
 def _pooled(shards: Sequence[Shard], rank: int, seed: int) -> Any:
     from partsong import NMF
-    from partsong.data.conversion import values_of
+    from partsong.data.conversion import to_values
 
-    X = np.concatenate([values_of(shard.matrix) for shard in shards])
+    X = np.concatenate([to_values(shard.matrix) for shard in shards])
     return NMF(rank, init="random", random_state=seed, max_iter=200, tol=1e-5).fit(X).components_
 
 

@@ -24,7 +24,7 @@ from partsong.data.partition import by_label
 from partsong.estimators.parties import party_names
 from partsong.evaluation.topic_quality import word_vectors
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import Counted, Vocabulary, count, tf_idf
+from partsong.topics.vocabulary import DocumentRows, Vocabulary, count_words, tf_idf
 
 PREPARED = Path("build/data/topics")
 VECTORS = "glove_subset.npz"
@@ -72,7 +72,7 @@ class Corpus:
             return self.counts
         seen = self.counts if known is None else self.counts[known]
         frequencies = np.bincount(seen.indices, minlength=seen.shape[1])
-        counted = Counted(self.counts, np.diff(self.counts.indptr) == 0)
+        counted = DocumentRows(self.counts, np.diff(self.counts.indptr) == 0)
         return tf_idf(counted, np.asarray(frequencies), seen.shape[0]).rows
 
 
@@ -104,7 +104,7 @@ def from_texts(name: str) -> Corpus:
     words = Words()
     vocabulary = Vocabulary.of_documents(texts, words)
     vectors = word_vectors(path_of(VECTORS), vocabulary.words)
-    return Corpus(name, count(texts, words, vocabulary).rows, labels, vocabulary.words, vectors)
+    return Corpus(name, count_words(texts, words, vocabulary).rows, labels, vocabulary.words, vectors)
 
 
 def prepare(one: Corpus, folder: Path) -> Path:

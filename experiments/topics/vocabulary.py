@@ -20,7 +20,7 @@ from partsong.core.streams import stream
 from partsong.engines.local import Parallel
 from partsong.topics.agreement.encoding import fresh_key
 from partsong.topics.agreement.protocol import VocabularyAgreement, agree
-from partsong.topics.agreement.tables import HeldWords
+from partsong.topics.agreement.tables import PartyWords
 
 MEAN_LETTERS = 7.5
 
@@ -54,7 +54,7 @@ def measured(how: str, parties: int, terms: int, min_parties: int) -> dict[str, 
     key = fresh_key()
     held = holdings(how, parties, terms)
     shards = [
-        Shard(f"party{number:03d}", cast(Matrix, HeldWords(tuple(sorted(words)), np.ones(len(words), int), 1, key)))
+        Shard(f"party{number:03d}", cast(Matrix, PartyWords(tuple(sorted(words)), np.ones(len(words), int), 1, key)))
         for number, words in enumerate(held)
     ]
     began, began_computing = time.perf_counter(), time.process_time()

@@ -136,7 +136,7 @@ class PredictableMasks(UserWarning):
 Failure = TypeVar("Failure", bound=PartsongError)
 
 
-def reworded(error: Failure, message: str) -> Failure:
+def with_message(error: Failure, message: str) -> Failure:
     """The same error with another message; its class and what it carries stay."""
     again = type(error)(message)
     again.__dict__.update(error.__dict__)

@@ -31,7 +31,7 @@ from partsong.federation.setup.credentials import Card, Kit, require_address
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports import files
-from partsong.io.write import replacing, write_bytes
+from partsong.io.write import atomic_write, write_bytes
 
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nseed = 1\n'
 
@@ -58,7 +58,7 @@ def server(made, tmp_path):
 
 def left_draft(place, text):
     """What a process leaves that is killed while it writes a file."""
-    with replacing(place) as draft:
+    with atomic_write(place) as draft:
         name = draft.name
     place.unlink()
     place.with_name(name).write_text(text)

@@ -29,7 +29,7 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
-from partsong.io.write import replacing
+from partsong.io.write import atomic_write
 from tests.cli.conftest import runner
 from tests.federation.chains import charge as charge_line
 from tests.federation.chains import depart
@@ -212,7 +212,7 @@ def cut_off(monkeypatch):
         def counted(path, *, private=False):
             if next(made) >= number:
                 raise CutOff
-            return replacing(path, private=private)
+            return atomic_write(path, private=private)
 
         with monkeypatch.context() as patched:
             patched.setattr("partsong.io.write.replacing", counted)

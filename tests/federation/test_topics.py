@@ -25,7 +25,7 @@ from partsong.io.model_file import Model, load_model, now, save_model
 from partsong.methods.fedlda import FederatedLDA
 from partsong.topics.fitting import topic_program
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import Vocabulary, Weighing
+from partsong.topics.vocabulary import TextVectorizer, Vocabulary
 from tests.federation.federations import NAMES, model_of
 from tests.federation.site_process import mailbox_of
 from tests.federation.test_files import answering, folders_of
@@ -266,7 +266,7 @@ def test_every_site_has_topics_that_the_topic_commands_read(tmp_path, method):
 
 def test_words_weigh_what_they_did_in_the_run_in_whatever_order_columns_were_agreed_on(tmp_path):
     H, order = np.array([[3.0, 1.0, 0.0], [0.0, 1.0, 2.0]]), [2, 0, 1]
-    weighing = Weighing(Words("none"), Vocabulary(("apple", "bread", "chess")), np.array([5, 3, 1]), 9)
+    weighing = TextVectorizer(Words("none"), Vocabulary(("apple", "bread", "chess")), np.array([5, 3, 1]), 9)
     solver = experiment_of(method="exact").program(3).solver
     for name, columns in (("one", [0, 1, 2]), ("other", order)):
         words = tuple(weighing.names[column] for column in columns)

@@ -17,9 +17,9 @@ from partsong.federation.site.service import Site
 from partsong.federation.texts import SUFFIX, Texts, run_key
 from partsong.federation.transports.base import InProcess
 from partsong.privacy.exposure import Exposure
-from partsong.topics.agreement.protocol import agree, masks_for_words
+from partsong.topics.agreement.protocol import agree, secure_sum_for_words
 from partsong.topics.agreement.tables import word_shards
-from partsong.topics.vocabulary import matrix_of
+from partsong.topics.vocabulary import rows_as_matrix
 from tests.federation.federations import NAMES, secret_of
 
 KEY = SharedKey(bytes(range(16)))
@@ -92,13 +92,13 @@ class TextFederation:
         rule, secrets = self.experiment.text_rule, {name: secret_of(name) for name in self.names}
         key = run_key(KEY.key_for("words"), f"{self.run}{SUFFIX}", self.roster())
         shards = word_shards({name: self.documents(name) for name in self.names}, rule.words, key, secrets)
-        masks = masks_for_words(len(self.names))
+        masks = secure_sum_for_words(len(self.names))
         return agree(shards, Sequential(), rule.rounds, reduction=masks, seed=self.experiment.seed).vocabulary
 
     def shards_in_process(self):
         weighing = self.experiment.text_rule.weighing(self.agreed_in_process())
         rows = {name: weighing.weighed(weighing.counted(self.documents(name))).rows for name in self.names}
-        return [Shard(name, matrix_of(own, "float64"), secret_of(name)) for name, own in rows.items()]
+        return [Shard(name, rows_as_matrix(own, "float64"), secret_of(name)) for name, own in rows.items()]
 
     def in_process(self):
         """The same by the engine that defines the meaning."""

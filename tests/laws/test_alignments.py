@@ -12,9 +12,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.aggregation import alignment
 from partsong.aggregation.alignment import (
-    ALONE,
+    UNMATCHED,
     Assignment,
-    Blend,
     Identity,
     Matching,
     Nearest,
@@ -22,10 +21,11 @@ from partsong.aggregation.alignment import (
     PartialSinkhorn,
     Sinkhorn,
     SoftMax,
+    SoftPlan,
     correlations,
     entropic_plan,
-    least_significant,
     orthogonality_gap,
+    significance_threshold,
     squared_distances,
 )
 from partsong.errors import ParameterError
@@ -235,11 +235,11 @@ def test_correlation_and_significance_equal_scipy():
     for a, b in itertools.product(range(6), range(6)):
         found = stats.pearsonr(X[a], Y[b])
         assert r[a, b] == pytest.approx(found.statistic, abs=1e-12)
-    assert least_significant(784, 0.05) == pytest.approx(0.0588, abs=1e-4)
-    assert np.arctanh(least_significant(40, 0.01)) * np.sqrt(37) == pytest.approx(stats.norm.ppf(0.99))
-    assert least_significant(3, 0.05) == 0.0
+    assert significance_threshold(784, 0.05) == pytest.approx(0.0588, abs=1e-4)
+    assert np.arctanh(significance_threshold(40, 0.01)) * np.sqrt(37) == pytest.approx(stats.norm.ppf(0.99))
+    assert significance_threshold(3, 0.05) == 0.0
     with pytest.raises(ParameterError):
-        least_significant(40, 0.0)
+        significance_threshold(40, 0.0)
 
 
 @pytest.mark.parametrize("align", [PartialAssignment(), PartialSinkhorn()], ids=repr)
@@ -253,8 +253,8 @@ def test_partial_alignments_leave_private_components_alone(align):
     assert_allclose(plan.matrix[1:, :4], np.eye(4), atol=1e-2)
     assert plan.matrix[:, 4].max() < 1e-6
     if isinstance(plan, Matching):
-        assert plan.partners.tolist() == [ALONE, 0, 1, 2, 3]
-        assert_array_equal(plan.transposed().partners, [1, 2, 3, 4, ALONE])
+        assert plan.partners.tolist() == [UNMATCHED, 0, 1, 2, 3]
+        assert_array_equal(plan.transposed().partners, [1, 2, 3, 4, UNMATCHED])
         assert_array_equal(plan.apply(Y)[0], 0)
 
 
@@ -337,16 +337,16 @@ def test_scale_does_not_matter_where_rows_are_compared_at_norm_one():
 
 def test_plans_compose_and_turn_around():
     X = parts()
-    first, second = Matching(np.array([2, 0, 1, ALONE, 5, 4])), Matching(np.array([1, ALONE, 0, 3, 4, 5]))
+    first, second = Matching(np.array([2, 0, 1, UNMATCHED, 5, 4])), Matching(np.array([1, UNMATCHED, 0, 3, 4, 5]))
     assert_array_equal(second.after(first).matrix, second.matrix @ first.matrix)
     assert_array_equal(second.after(first).apply(X), second.apply(first.apply(X)))
     assert_array_equal(first.transposed().matrix, first.matrix.T)
-    soft = Blend(np.full((6, 6), 1 / 6))
+    soft = SoftPlan(np.full((6, 6), 1 / 6))
     assert_allclose(second.after(soft).matrix, second.matrix @ soft.matrix)
     assert_allclose(soft.after(second).matrix, soft.matrix @ second.matrix)
     assert orthogonality_gap(soft) > 1
     assert not soft.is_permutation
-    assert Blend(np.eye(3)).is_permutation
+    assert SoftPlan(np.eye(3)).is_permutation
 
 
 @pytest.mark.parametrize("align", ALIGNMENTS, ids=repr)

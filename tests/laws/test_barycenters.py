@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.aggregation.alignment import (
-    ALONE,
+    UNMATCHED,
     Assignment,
     Matching,
     Nearest,
@@ -280,7 +280,7 @@ def test_the_warm_start_keeps_the_order_of_the_model():
 
 def test_rows_that_nobody_has_stay_and_others_are_divided_by_those_who_have_them():
     H, other = parts(), parts(seed=8)
-    plans = [Matching(np.array([0, 1, ALONE, 3, ALONE])), Matching(np.array([0, ALONE, ALONE, 3, 4]))]
+    plans = [Matching(np.array([0, 1, UNMATCHED, 3, UNMATCHED])), Matching(np.array([0, UNMATCHED, UNMATCHED, 3, 4]))]
     mean = average([H, 3 * H], plans, np.array([0.5, 0.5]), other)
     assert_allclose(mean[[0, 3]], 2 * H[[0, 3]])
     assert_allclose(mean[1], H[1])

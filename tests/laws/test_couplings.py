@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.aggregation.alignment import (
-    ALONE,
+    UNMATCHED,
     Assignment,
     Identity,
     Matching,
@@ -127,7 +127,7 @@ def test_components_without_a_partner_are_left_alone():
 
     class Partly:
         def plan(self, target, source):
-            return Matching(np.array([2, ALONE, 0, ALONE, 1]))
+            return Matching(np.array([2, UNMATCHED, 0, UNMATCHED, 1]))
 
     rule, equations = InertialPalm(), equations_of(W, X)
     plain, _ = rule.step(own, equations, rule.init(own))

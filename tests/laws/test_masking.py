@@ -18,7 +18,7 @@ from test_programs import PROGRAMS, data, shards_of
 from test_programs import run as run_openly
 from test_sketched_consensus import program_of
 
-from partsong.aggregation.linear import AlignedMean, Mean, Sum, WeightedMean, total_of
+from partsong.aggregation.linear import AlignedMean, Mean, Sum, WeightedMean, sum_uploads
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Message, Reducible, ReductionContext, Schedule, Shard
 from partsong.core.streams import key
@@ -368,7 +368,7 @@ def test_dropouts_in_each_phase_leave_the_sum_of_the_survivors(aggregation, phas
     alone = Play(reduction, aggregation, silent)(uploads)
     inside = Play(reduction, aggregation, silent)(uploads, before=Play(reduction, aggregation)(uploads), index=1)
     kept = [name for name in uploads if silent.get(name, 9) > UPLOAD]
-    expected = total_of(aggregation, [uploads[name] for name in kept])
+    expected = sum_uploads(aggregation, [uploads[name] for name in kept])
     for done in (alone, inside):
         assert done.names == tuple(kept)
         for name in expected.arrays:

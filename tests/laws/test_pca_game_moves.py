@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from partsong.core.interfaces import Outcome
-from partsong.data.centered import Centred
+from partsong.data.centered import CenteredMatrix
 from partsong.errors import ParameterError
 from partsong.solvers.pca_game import PLAYS, EigenGame, Match, Profile
 
@@ -164,14 +164,16 @@ def test_decay_divides_steps():
 
 def test_players_do_not_depend_on_their_children():
     X = np.random.default_rng(2).standard_normal((40, 7))
-    few, more = (Match(EigenGame(), k, seed=5, max_iter=9, tol=0).play(Centred.of(X)) for k in (2, 5))
+    few, more = (Match(EigenGame(), k, seed=5, max_iter=9, tol=0).play(CenteredMatrix.of(X)) for k in (2, 5))
     assert_allclose(few.profile.V, more.profile.V[:, :2], atol=1e-12)
     assert_allclose([row.utilities for row in few.history], [row.utilities[:2] for row in more.history])
 
 
 def test_one_batch_of_all_rows_is_no_batch():
     X = np.random.default_rng(3).standard_normal((40, 7))
-    whole, batch = (Match(EigenGame(), 3, max_iter=9, tol=0, batch_size=b).play(Centred.of(X)) for b in (None, 40))
+    whole, batch = (
+        Match(EigenGame(), 3, max_iter=9, tol=0, batch_size=b).play(CenteredMatrix.of(X)) for b in (None, 40)
+    )
     assert_allclose(batch.profile.V, whole.profile.V, atol=1e-12)
     assert batch.outcome is Outcome.MAX_ROUNDS
 
@@ -190,7 +192,7 @@ def test_every_row_is_in_one_batch_and_none_is_small(size):
 def test_centring_is_done_in_products(form, offset):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((50, 8)) + offset
-    data, C, V = Centred.of(form(X)), X - X.mean(axis=0), rng.standard_normal((8, 2))
+    data, C, V = CenteredMatrix.of(form(X)), X - X.mean(axis=0), rng.standard_normal((8, 2))
     assert_allclose(data.mean, X.mean(axis=0), rtol=1e-14)
     assert_allclose(data.energy, np.square(C).sum(), rtol=1e-8)
     assert_allclose(data.times(V), C @ V, atol=1e-15 * offset * 50 + 1e-12)

@@ -16,7 +16,7 @@ from pairwise_masks import PairwiseMasks
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Checkpoint, Layout, Message, Outcome, Schedule, Shard
 from partsong.core.streams import stream
-from partsong.data.blocks import TwoSided, block_range, covering, two_sided_blocks
+from partsong.data.blocks import TwoSided, block_range, coverage_sums, two_sided_blocks
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError, ShapeError
@@ -411,7 +411,7 @@ def test_blocks_have_to_cover_everything_once():
     with pytest.raises(CompositionError, match="exactly once"):
         run(program(), shards_of(X, 3), 1, absent={0: frozenset({"p01"})})
     for parts in (1, 2, 5, 30):
-        assert_allclose(sum(covering(block, parts) for block in two_sided_blocks(X, parts)), 0, atol=1e-12)
+        assert_allclose(sum(coverage_sums(block, parts) for block in two_sided_blocks(X, parts)), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("index", [1, 2, 7, 8])

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
-from partsong.aggregation.linear import breadth, span_of
+from partsong.aggregation.linear import block_span, block_width
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Message, Outcome, Schedule, Shard
 from partsong.core.streams import key, stream
@@ -73,7 +73,7 @@ def run(program, shards, exchanges=8, engine=Sequential(), resume=None, reductio
 @pytest.mark.parametrize(("parties", "columns"), [(1, 14), (3, 14), (4, 14), (5, 14), (4, 3), (7, 2)])
 def test_traffic_is_the_formula(parties, columns):
     program, shards = FederatedGame(K), shards_of(data(columns=columns), parties)
-    width = breadth(parties, columns)
+    width = block_width(parties, columns)
     for done in run(program, shards, 2 * parties, Sequential(record=True)):
         for _, _, message in done.traffic:
             assert message.signature == (
@@ -129,7 +129,7 @@ def test_a_sweep_between_parties_is_a_sequential_play_of_all_cells(form):
     for done in run(program, shards, 8):
         stratum = done.index % parties
         for p, shard in enumerate(shards):
-            span = span_of((p + stratum) % parties, parties, M)
+            span = block_span((p + stratum) % parties, parties, M)
             stood = Game(Raster(), step).sweep(shard.matrix, Standing(weights[p], Ht), 0, columns=span)
             weights[p], Ht = stood.W, stood.Ht
         assert_array_equal(done.model["H"], Ht.T)
@@ -182,7 +182,7 @@ def test_columns_without_a_party_wait_and_nothing_runs_away():
         if before is not None:
             stratum, missing = done.index % 4, absent.get(done.index, frozenset())
             for p in range(4):
-                first, last = span_of((p + stratum) % 4, 4, M)
+                first, last = block_span((p + stratum) % 4, 4, M)
                 stays = f"p{p:02d}" in missing
                 same = np.array_equal(done.model["H"][:, first:last], before.model["H"][:, first:last])
                 assert same == (stays or first == last)
@@ -214,7 +214,7 @@ def test_who_has_no_columns_in_an_exchange_does_not_play(name):
     shards, before = shards_of(data(30, 3), 6), None
     for done in run(FederatedGame(K, GAMES[name]), shards, 18, Sequential(record=True)):
         for sender, _, message in done.traffic:
-            first, last = span_of(int(message["place"][0]), 6, 3)
+            first, last = block_span(int(message["place"][0]), 6, 3)
             if first == last:
                 assert message["totals"][0] == 0
                 if before is not None:

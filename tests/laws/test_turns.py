@@ -14,7 +14,7 @@ from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.kernels import fused_steps
-from partsong.kernels.fused_steps import Move
+from partsong.kernels.fused_steps import StepRule
 from partsong.methods import build
 from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
 from partsong.solvers.fused_steps import TurnsAtOnce
@@ -72,10 +72,10 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
     if pull == "exact" and not rule.startswith("iPALM"):
         pytest.skip("the exact pull is for gradient rules")
     matrix, coupling = data(is_sparse, dtype), PULLS[pull]
-    monkeypatch.setattr(type(matrix), "most_turns", lambda self, rank, move: 4)
+    monkeypatch.setattr(type(matrix), "max_steps_per_call", lambda self, rank, move: 4)
     calls = []
-    taken = type(matrix).take_turns
-    monkeypatch.setattr(type(matrix), "take_turns", lambda *given: (calls.append(given[-1].count), taken(*given)))
+    taken = type(matrix).run_fused_steps
+    monkeypatch.setattr(type(matrix), "run_fused_steps", lambda *given: (calls.append(given[-1].count), taken(*given)))
     near = 1e-8 if dtype is np.float64 else 3e-3
     for penalty in (Penalty(), Penalty(1e-3, 1e-2)):
         calls.clear()
@@ -101,7 +101,7 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
 
 @pytest.mark.parametrize("rule", [CoordinateDescent(1, alpha=0.5), Multiplicative(2), ProjectedGradient()])
 def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypatch):
-    monkeypatch.setattr(DenseMatrix, "take_turns", lambda *given: pytest.fail("not known to compiled code"))
+    monkeypatch.setattr(DenseMatrix, "run_fused_steps", lambda *given: pytest.fail("not known to compiled code"))
     solver = SquaredError(rule)
     rows, columns, tether = begun(solver, np.float64)
     with runtime.limit_kernel_threads(1):
@@ -158,18 +158,18 @@ def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
     for matrix, is_ready in ((mapped, False), (by_column, False), (integers, False), (ready, True)):
         assert isinstance(matrix, TurnsAtOnce)
         with runtime.limit_kernel_threads(1):
-            assert (matrix.most_turns(5, Move("descend")) > 0) is is_ready
+            assert (matrix.max_steps_per_call(5, StepRule("descend")) > 0) is is_ready
 
 
-@pytest.mark.parametrize("move", [Move("descend"), Move("sweep", 20)], ids=["step", "sweeps"])
+@pytest.mark.parametrize("move", [StepRule("descend"), StepRule("sweep", 20)], ids=["step", "sweeps"])
 @pytest.mark.parametrize("shape", [(60000, 784, 50), (1200, 784, 20), (30, 10, 3), (100, 50, 50), (50, 30, 60)])
 def test_a_call_ends_soon_enough_to_be_interrupted(shape, move):
     """Operations of one call, products and steps and what every turn has, are bounded: about a tenth of a second."""
     n, m, k = shape
     X = np.zeros((n, m), np.float32)
     with runtime.limit_kernel_threads(1):
-        turns = DenseMatrix(X, X.dtype).most_turns(k, move)
-        by_rows = as_matrix(sparse.csr_matrix(X)).most_turns(k, move)
+        turns = DenseMatrix(X, X.dtype).max_steps_per_call(k, move)
+        by_rows = as_matrix(sparse.csr_matrix(X)).max_steps_per_call(k, move)
     one = 4 * n * m * k + 2 * (n + m) * k**2 * move.sweeps
     assert turns >= 1
     assert turns == 1 or turns * one < 2.5e9
@@ -211,7 +211,7 @@ def test_engines_agree_to_the_bit_whatever_the_calls(monkeypatch):
 
     once = model(Sequential())
     assert (model(Parallel(3)) == once).all()
-    monkeypatch.setattr(DenseMatrix, "most_turns", lambda self, rank, move: 0)
+    monkeypatch.setattr(DenseMatrix, "max_steps_per_call", lambda self, rank, move: 0)
     assert far(model(Sequential()), once) < 1e-8
 
 

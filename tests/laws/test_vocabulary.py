@@ -29,20 +29,20 @@ from partsong.topics.agreement.encoding import (
     Packing,
     are_wide,
     fresh_key,
+    hash_names,
     key_from_seed,
-    names_of,
     session_key,
 )
 from partsong.topics.agreement.protocol import (
     DONE,
     TABLES,
+    AgreementStep,
     LongWordsWarning,
-    Step,
     VocabularyAgreement,
     agree,
-    masks_for_words,
+    secure_sum_for_words,
 )
-from partsong.topics.agreement.tables import CellSums, HeldWords, Tables, word_shards
+from partsong.topics.agreement.tables import BucketTables, CellSums, PartyWords, word_shards
 from partsong.topics.tokenizer import Words
 
 ALL = Words("none", shortest=1)
@@ -56,7 +56,7 @@ def shards_of(held, key=KEY, options=""):
     return [
         Shard(
             name,
-            HeldWords(tuple(sorted(words)), np.array([words[w] for w in sorted(words)], np.int64), 9, key, options),
+            PartyWords(tuple(sorted(words)), np.array([words[w] for w in sorted(words)], np.int64), 9, key, options),
             secret=number,
         )
         for number, (name, words) in enumerate(held.items())
@@ -219,7 +219,7 @@ def test_grep_finds_what_is_planted(recorded, planted):
 
 def test_pads_are_what_hides_agreed_words(monkeypatch):
     """With a pad of zeros the agreed words can be read from the cells, and grep says so."""
-    monkeypatch.setattr(cells_module, "pad", lambda key, purpose, count: np.zeros(count, np.uint8))
+    monkeypatch.setattr(cells_module, "keystream", lambda key, purpose, count: np.zeros(count, np.uint8))
     rounds = []
     openly(corpus(), VocabularyAgreement(1, 2, words_expected=40), watch=rounds.append)
     sums = next(one.model["wide"] for one in rounds if "wide" in one.model.arrays)
@@ -232,16 +232,16 @@ def test_pads_are_what_hides_agreed_words(monkeypatch):
 def guess(rounds, words, key, layout):
     """What a server with this key would take for held: words whose buckets are in use in all tables."""
     session = session_key(key, layout.seed, layout.parties)
-    step = Step.read(VocabularyAgreement(1, 2, words_expected=400).start_server(layout)[1]["step"])
+    step = AgreementStep.read(VocabularyAgreement(1, 2, words_expected=400).start_server(layout)[1]["step"])
     in_use = np.ones(len(words), bool)
     for one in rounds:
         if step.stage == TABLES:
-            tables = Tables(step.number, step.tables, step.buckets, len(layout.parties))
+            tables = BucketTables(step.number, step.tables, step.buckets, len(layout.parties))
             total = sum(m["tables"] for _, _, m in one.traffic)
-            places = tables.places(session, names_of(session, [w.encode() for w in words]))
+            places = tables.places(session, hash_names(session, [w.encode() for w in words]))
             in_use &= (tables.counters(total).reshape(-1)[places[:, : tables.tables]] > 0).all(axis=1)
             break
-        step = Step.read(one.model["step"])
+        step = AgreementStep.read(one.model["step"])
     return {word for word, yes in zip(words, in_use, strict=True) if yes}
 
 
@@ -288,13 +288,13 @@ def test_the_printed_probability_holds():
 
 def test_tables_that_are_not_independent_break_the_printed_probability(monkeypatch):
     """The planted bug that the law above is for: every table with the hash of the first."""
-    honest = Tables.places
+    honest = BucketTables.places
 
-    def same(self: Tables, key: bytes, names: Any) -> Any:
+    def same(self: BucketTables, key: bytes, names: Any) -> Any:
         first = honest(self, key, names)[:, :1]
         return first + (np.arange(self.count) * self.buckets).astype(np.int32)
 
-    monkeypatch.setattr(Tables, "places", same)
+    monkeypatch.setattr(BucketTables, "places", same)
     with pytest.raises(AssertionError):
         test_the_printed_probability_holds()
 
@@ -305,7 +305,7 @@ def test_tables_that_are_not_independent_break_the_printed_probability(monkeypat
 @given(st.integers(1, 200), st.integers(1, 7), st.integers(1, 300), st.integers(0, 2**32))
 def test_packed_counters_are_sums(parties, tables, buckets, seed):
     draws = np.random.default_rng(seed)
-    shape = Tables(0, tables, buckets, parties)
+    shape = BucketTables(0, tables, buckets, parties)
     places = [
         draws.integers(0, buckets, (draws.integers(0, 5), shape.count)).astype(np.int32)
         + np.arange(shape.count, dtype=np.int32) * buckets
@@ -318,7 +318,7 @@ def test_packed_counters_are_sums(parties, tables, buckets, seed):
         expected[np.unique(np.concatenate([own[:, :tables].ravel(), own[is_wide, tables:].ravel()]))] += 1
     total = sum(packed)
     assert total.max(initial=0) < 2**53
-    assert all(np.abs(one).max(initial=0) <= masks_for_words(parties).bound for one in packed)
+    assert all(np.abs(one).max(initial=0) <= secure_sum_for_words(parties).bound for one in packed)
     assert_array_equal(shape.counters(total).ravel(), expected)
 
 
@@ -333,15 +333,17 @@ def test_cells_give_the_words_back(words, parties):
         some = {text: count for text, count in texts.items() if is_wide[text] == (longest is not None)}
         cells = Cells(1, Cells.enough_for(len(some)), longest, parties)
         held = [[text for text, count in some.items() if count > party] for party in range(4)]
-        added = [cells.filled(KEY, own, names_of(KEY, own)) for own in held]
-        assert all(one.shape == cells.shape and np.abs(one).max() <= masks_for_words(parties).bound for one in added)
+        added = [cells.filled(KEY, own, hash_names(KEY, own)) for own in held]
+        assert all(
+            one.shape == cells.shape and np.abs(one).max() <= secure_sum_for_words(parties).bound for one in added
+        )
         total = sum(added)
         assert total.max(initial=0) < 2**53
-        reading = cells.read(KEY, total, partial(names_of, KEY))
+        reading = cells.read(KEY, total, partial(hash_names, KEY))
         assert reading.is_whole
         assert dict(zip(reading.words, reading.holders.tolist(), strict=True)) == some
         other = fresh_key()
-        assert not some or not cells.read(other, total, partial(names_of, other)).is_whole
+        assert not some or not cells.read(other, total, partial(hash_names, other)).is_whole
 
 
 @given(st.integers(1, 40), st.integers(1, 5000), st.data())
@@ -356,7 +358,7 @@ def test_packed_cells_add_up(text_bytes, parties, data):
     assert_array_equal(packing.as_bytes(codes), payload)
     table = np.concatenate([np.full((2, 1), MOST_IN_A_CELL), MOST_IN_A_CELL * codes], axis=1)
     own = packing.packed(table)
-    assert own.max() <= masks_for_words(parties).bound
+    assert own.max() <= secure_sum_for_words(parties).bound
     assert own.max() * parties < 2**53
     assert_array_equal(packing.unpacked(own * parties), table * parties)
 
@@ -395,7 +397,9 @@ def test_a_sum_without_a_party_is_refused():
         with pytest.raises(PartyError, match="missing from a sum"):
             list(Sequential().run(rule, shards, schedule, reduction=PlainReduction()))
     with pytest.raises((PartyError, ParameterError)):
-        list(Sequential().run(rule, shards, Schedule(24, 1, dropouts={2: {"p1": 0}}), reduction=masks_for_words(4)))
+        list(
+            Sequential().run(rule, shards, Schedule(24, 1, dropouts={2: {"p1": 0}}), reduction=secure_sum_for_words(4))
+        )
 
 
 def test_parties_without_any_word_take_part():
@@ -475,14 +479,14 @@ def test_rules_out_of_range():
     with pytest.raises(ParameterError, match=r"min_parties=9.*there are 4"):
         openly(corpus(), VocabularyAgreement(1, 9))
     with pytest.raises(ParameterError, match="bytes"):
-        HeldWords.of(["a"], ALL, b"short")
+        PartyWords.of(["a"], ALL, b"short")
     with pytest.raises(CompositionError, match="word_shards"):
-        VocabularyAgreement().local(Shard("a", np.ones((2, 0))), None, Message({"step": Step(0, 0).written()}))
+        VocabularyAgreement().local(Shard("a", np.ones((2, 0))), None, Message({"step": AgreementStep(0, 0).written()}))
 
 
 def test_tables_beyond_measure_are_refused(monkeypatch):
     monkeypatch.setattr(agreement_module, "MOST_COUNTERS", 100)
-    monkeypatch.setattr(Step, "asked", classmethod(lambda cls, model, last, party: cls.read(model["step"])))
+    monkeypatch.setattr(AgreementStep, "asked", classmethod(lambda cls, model, last, party: cls.read(model["step"])))
     with pytest.raises(ParameterError, match="min_documents"):
         openly(corpus(), VocabularyAgreement(1, 2, words_expected=40))
 
@@ -502,7 +506,7 @@ def test_many_words_whatever_was_expected(seed):
 def sums_of(words, key=KEY, parties=4):
     """Cells of words that all of the parties hold."""
     narrow, wide = (Cells(1, Cells.enough_for(len(words)), longest, parties) for longest in (None, 40))
-    filled = narrow.filled(key, words, names_of(key, words)), wide.filled(key, [], names_of(key, []))
+    filled = narrow.filled(key, words, hash_names(key, words)), wide.filled(key, [], hash_names(key, []))
     return CellSums(narrow, wide, tuple(parties * one for one in filled))
 
 
@@ -549,9 +553,9 @@ def lying(held, change, rule=None):
             uploads.append(upload)
         total = {name: sum(upload[name] for upload in uploads) for name in uploads[0].arrays}
         server, model = rule.finish(server, Message(total, float(len(shards))))
-        if Step.read(model["step"]).stage == DONE:
+        if AgreementStep.read(model["step"]).stage == DONE:
             return states
-        model = Message({**model.arrays, **change(model, Step.read(model["step"]))})
+        model = Message({**model.arrays, **change(model, AgreementStep.read(model["step"]))})
     raise AssertionError
 
 

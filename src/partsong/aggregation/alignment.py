@@ -13,7 +13,7 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Plan
 from partsong.core.parameters import Choice
 from partsong.errors import ParameterError
-from partsong.kernels.transport import NOTHING, scale
+from partsong.kernels.transport import NEGLIGIBLE, scale
 
 ALMOST_ONE = 1.0 - 1e-12
 LEAST, MOST = 2.0**-250, 2.0**250
@@ -21,7 +21,7 @@ LEAST, MOST = 2.0**-250, 2.0**250
 DEEPEST = -1000
 """The lowest power of two that is brought up to 1: the factor that does so for lower ones is not finite."""
 
-ALONE = -1
+UNMATCHED = -1
 
 
 def gains(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
@@ -56,7 +56,7 @@ def correlations(target: Array, source: Array) -> np.ndarray:
     return np.asarray(np.clip(X @ Y.T, -ALMOST_ONE, ALMOST_ONE))
 
 
-def least_significant(n_features: int, level: float) -> float:
+def significance_threshold(n_features: int, level: float) -> float:
     """The correlation above which Fisher's z = atanh(r)·√(m−3) exceeds Φ⁻¹(1 − level): one-sided, against ρ = 0.
 
     At 784 features and 5 % that is 0.059: the test discards pairs that have practically nothing in common. Up to three
@@ -131,43 +131,43 @@ class Matching:
     @property
     def matrix(self) -> np.ndarray:
         P = np.zeros((len(self.partners), len(self.partners)))
-        rows = np.flatnonzero(self.partners != ALONE)
+        rows = np.flatnonzero(self.partners != UNMATCHED)
         P[rows, self.partners[rows]] = 1.0
         return P
 
     @property
     def weights(self) -> np.ndarray:
         """P·1: one for rows with a partner, zero for the others."""
-        return (self.partners != ALONE).astype(np.float64)
+        return (self.partners != UNMATCHED).astype(np.float64)
 
     @property
     def is_permutation(self) -> bool:
-        return bool((self.partners != ALONE).all())
+        return bool((self.partners != UNMATCHED).all())
 
     def apply(self, source: Array) -> Array:
         """P·source (k × m), by copying rows: no number is changed."""
         moved = source[_index(source, np.maximum(self.partners, 0))]
-        alone = self.partners == ALONE
+        alone = self.partners == UNMATCHED
         if alone.any():
             moved[_index(source, np.flatnonzero(alone))] = 0
         return moved
 
     def transposed(self) -> Matching:
-        back = np.full(len(self.partners), ALONE)
-        rows = np.flatnonzero(self.partners != ALONE)
+        back = np.full(len(self.partners), UNMATCHED)
+        rows = np.flatnonzero(self.partners != UNMATCHED)
         back[self.partners[rows]] = rows
         return Matching(back)
 
     def after(self, first: Plan) -> Plan:
         """P·Q, where Q = `first` is applied before."""
         if not isinstance(first, Matching):
-            return Blend(self.matrix @ first.matrix)
-        partners = np.where(self.partners == ALONE, ALONE, first.partners[np.maximum(self.partners, 0)])
+            return SoftPlan(self.matrix @ first.matrix)
+        partners = np.where(self.partners == UNMATCHED, UNMATCHED, first.partners[np.maximum(self.partners, 0)])
         return Matching(partners)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blend:
+class SoftPlan:
     """A soft plan: row a of the target is a mixture of rows of the source, with weights that add up to at most 1."""
 
     matrix: np.ndarray
@@ -187,16 +187,16 @@ class Blend:
         """P·source (k × m)."""
         return kernels.of(source).cast(self.matrix, source) @ source
 
-    def transposed(self) -> Blend:
+    def transposed(self) -> SoftPlan:
         """Pᵀ: mass sent back the way it came; its rows need not add up to 1."""
-        return Blend(self.matrix.T)
+        return SoftPlan(self.matrix.T)
 
     def after(self, first: Plan) -> Plan:
         """P·Q, where Q = `first` is applied before."""
-        return Blend(self.matrix @ first.matrix)
+        return SoftPlan(self.matrix @ first.matrix)
 
 
-def are_same(one: Plan, other: Plan) -> bool:
+def are_equal(one: Plan, other: Plan) -> bool:
     """Whether two plans are equal, entry by entry."""
     if isinstance(one, Matching) and isinstance(other, Matching):
         return np.array_equal(one.partners, other.partners)
@@ -270,11 +270,11 @@ class PartialAssignment:
         r = correlations(target, source)
         k, is_alike = len(r), significant(r, target.shape[1], self.level, self.bonferroni)
         if not is_alike.any():
-            return Matching(np.full(k, ALONE))
+            return Matching(np.full(k, UNMATCHED))
         cost = np.where(is_alike, 1.0 - r, 4.0 * k)
         alone = np.full((k, k), float((1.0 - r)[is_alike].max()))
         rows, places = linear_sum_assignment(np.hstack([cost, alone]))
-        partners = np.full(k, ALONE)
+        partners = np.full(k, UNMATCHED)
         for row, place in zip(rows, places, strict=True):
             if place < k and is_alike[row, place]:
                 partners[row] = place
@@ -283,7 +283,7 @@ class PartialAssignment:
 
 def significant(r: np.ndarray, n_features: int, level: float, bonferroni: bool) -> np.ndarray:
     """Which correlations are significantly above zero."""
-    return r > least_significant(n_features, level / r.size if bonferroni else level)
+    return r > significance_threshold(n_features, level / r.size if bonferroni else level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,14 +298,14 @@ class Nearest:
         if self.neighbours < 1:
             raise ParameterError(f"Nearest needs at least one neighbour; got {self.neighbours}.")
 
-    def plan(self, target: Array, source: Array) -> Blend:
+    def plan(self, target: Array, source: Array) -> SoftPlan:
         """P with rows that sum to 1; of equal distances the first row is taken."""
         cost = costs(target, source, unit=self.unit)
         count = min(self.neighbours, len(cost))
         chosen = np.argsort(cost, axis=1, kind="stable")[:, :count]
         P = np.zeros_like(cost)
         np.put_along_axis(P, chosen, 1.0 / count, axis=1)
-        return Blend(P)
+        return SoftPlan(P)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +320,11 @@ class SoftMax:
         if not self.blur > 0:
             raise ParameterError(f"SoftMax needs blur > 0; got {self.blur}.")
 
-    def plan(self, target: Array, source: Array) -> Blend:
+    def plan(self, target: Array, source: Array) -> SoftPlan:
         cost = costs(target, source, unit=self.unit)
         scores = -cost / (self.blur * (float(cost.mean()) or 1.0))
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return Blend(weights / weights.sum(axis=1, keepdims=True))
+        return SoftPlan(weights / weights.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +345,12 @@ class Sinkhorn:
     def __post_init__(self) -> None:
         _check(self)
 
-    def plan(self, target: Array, source: Array) -> Blend:
+    def plan(self, target: Array, source: Array) -> SoftPlan:
         cost = costs(target, source, unit=self.unit)
         k = len(cost)
         mass = np.full(k, 1.0 / k)
         T = entropic_plan(cost, mass, mass, self.blur * _typical(cost), self.iterations, self.tolerance)
-        return Blend(T / T.sum(axis=1, keepdims=True))
+        return SoftPlan(T / T.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,11 +371,11 @@ class PartialSinkhorn:
     def __post_init__(self) -> None:
         _check(self)
 
-    def plan(self, target: Array, source: Array) -> Blend:
+    def plan(self, target: Array, source: Array) -> SoftPlan:
         r = correlations(target, source)
         k, is_alike = len(r), significant(r, target.shape[1], self.level, self.bonferroni)
         if not is_alike.any():
-            return Blend(np.zeros((k, k)))
+            return SoftPlan(np.zeros((k, k)))
         distance = 1.0 - r
         cost = np.zeros((k + 1, k + 1))
         cost[:k, :k] = np.where(is_alike, distance, np.inf)
@@ -384,7 +384,7 @@ class PartialSinkhorn:
         blur = self.blur * _typical(distance[is_alike])
         T = entropic_plan(cost, mass, mass, blur, self.iterations, self.tolerance)
         P = k * T[:k, :k]
-        return Blend(P / np.maximum(1.0, P.sum(axis=1, keepdims=True)))
+        return SoftPlan(P / np.maximum(1.0, P.sum(axis=1, keepdims=True)))
 
 
 def entropic_plan(
@@ -399,7 +399,7 @@ def entropic_plan(
     f, g, left = -_top(scores, 1)[:, 0], np.zeros(len(columns)), iterations
     while True:
         kernel = np.exp(scores + f[:, None] + g)
-        kernel[kernel < NOTHING] = 0.0
+        kernel[kernel < NEGLIGIBLE] = 0.0
         u, v = np.ones(len(rows)), np.ones(len(columns))
         done, is_right = scale(kernel, np.ascontiguousarray(kernel.T), rows, columns, u, v, left, tolerance)
         left -= done

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partsong import kernels
-from partsong.aggregation.alignment import Assignment, Matching, are_same, is_soft, squared_distances
+from partsong.aggregation.alignment import Assignment, Matching, are_equal, is_soft, squared_distances
 from partsong.core.interfaces import Alignment, Array, Message, Plan, type_name
 from partsong.core.parameters import Choice
 from partsong.core.streams import stream
@@ -95,7 +95,7 @@ class FixedPoint:
         losses: list[float] = []
         for _ in range(self.sweeps):
             new = _plans(self.align, H, matrices)
-            if plans and all(map(are_same, plans, new)):
+            if plans and all(map(are_equal, plans, new)):
                 break
             moved = [plan.apply(one) for one, plan in zip(matrices, new, strict=True)]
             mean = _mean(moved, new, shares, H)

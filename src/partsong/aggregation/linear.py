@@ -19,7 +19,7 @@ def add(a: Message, b: Message) -> Message:
     return Message(sums, a.weight + b.weight)
 
 
-def total_of(aggregation: Reducible, uploads: Sequence[Message]) -> Message:
+def sum_uploads(aggregation: Reducible, uploads: Sequence[Message]) -> Message:
     """lower(Σ lift(upload)), summed in the order given."""
     return aggregation.lower(reduce(add, map(aggregation.lift, uploads)))
 
@@ -36,7 +36,7 @@ class Summing:
         return total
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        return total_of(self, uploads)
+        return sum_uploads(self, uploads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class DisjointBlocks(Summing):
         """A block (k × w) in its place among all columns (k × m); what would lie beyond them is left out."""
         block, blocks, width = (int(value) for value in upload["place"])
         H = upload["H"]
-        if not (0 <= block < blocks and H.shape[1] == breadth(blocks, width)):
+        if not (0 <= block < blocks and H.shape[1] == block_width(blocks, width)):
             raise PartyError(f"Block {block} of {blocks}, with {H.shape[1]} columns, has no place among {width}.")
-        first, last = span_of(block, blocks, width)
+        first, last = block_span(block, blocks, width)
         whole = kernels.of(H).empty((H.shape[0], width), H)
         whole[:, :first], whole[:, first:last], whole[:, last:] = 0, H[:, : last - first], 0
         arrived = np.zeros(blocks)
@@ -122,34 +122,34 @@ class DisjointBlocks(Summing):
                         f"A party has sent one of {place[0]} blocks of {place[1]} columns, but {dealt[1]} columns were "
                         f"dealt out in {dealt[0]} blocks. All parties go on from the same start: begin again with it."
                     )
-        return total_of(self, uploads)
+        return sum_uploads(self, uploads)
 
 
-def breadth(blocks: int, columns: int) -> int:
+def block_width(blocks: int, columns: int) -> int:
     """The width of blocks, ⌈columns / blocks⌉; the last ones may have fewer columns, or none."""
     return -(-columns // blocks)
 
 
-def span_of(block: int, blocks: int, columns: int) -> tuple[int, int]:
+def block_span(block: int, blocks: int, columns: int) -> tuple[int, int]:
     """The columns of one of so many blocks."""
-    width = breadth(blocks, columns)
+    width = block_width(blocks, columns)
     return min(columns, block * width), min(columns, (block + 1) * width)
 
 
-def cut_out(Ht: Array, block: int, blocks: int) -> Array:
+def extract_block(Ht: Array, block: int, blocks: int) -> Array:
     """The columns of H (k × w) of a block, with zeros where there are no more of them."""
-    first, last = span_of(block, blocks, len(Ht))
-    out = kernels.of(Ht).empty((breadth(blocks, len(Ht)), Ht.shape[1]), Ht)
+    first, last = block_span(block, blocks, len(Ht))
+    out = kernels.of(Ht).empty((block_width(blocks, len(Ht)), Ht.shape[1]), Ht)
     out[: last - first], out[last - first :] = Ht[first:last], 0
     return out.T
 
 
-def joined(H: Array, sent: Array, arrived: np.ndarray) -> Array:
+def merge_blocks(H: Array, sent: Array, arrived: np.ndarray) -> Array:
     """What was sent where it was sent, and what was there before elsewhere."""
     if arrived.all():
         return sent
     whole = kernels.of(sent).cast(kernels.of(H).to_numpy(H), sent) + 0
     for block in np.flatnonzero(arrived):
-        first, last = span_of(int(block), len(arrived), H.shape[1])
+        first, last = block_span(int(block), len(arrived), H.shape[1])
         whole[:, first:last] = sent[:, first:last]
     return whole

@@ -23,7 +23,7 @@ from partsong.core.parameters import Choice, whole_number
 from partsong.core.states import state
 from partsong.errors import ParameterError
 
-STEADY = 1e-3
+DEFAULT_TAU = 1e-3
 
 
 @state("server-update.moments")
@@ -40,7 +40,7 @@ class AdaptiveStep(ABC):
     """A step along the running mean of Δ, divided by the root of `second`; rules differ in how that is kept."""
 
     rate: float = 0.03
-    tau: float = STEADY
+    tau: float = DEFAULT_TAU
     beta_1: float = 0.9
 
     def __post_init__(self) -> None:

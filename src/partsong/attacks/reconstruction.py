@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linprog
 
-from partsong.aggregation.linear import span_of
+from partsong.aggregation.linear import block_span
 from partsong.attacks.findings import (
     MEMBERSHIP,
     SAME,
@@ -100,7 +100,7 @@ def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tu
         sizes = row_size or mean_size(w[None]), mean_size(H.T)
         scale = even_scale(*sizes) if game.step.is_balanced else 1.0
         step = game.step.meeting(sweep, pace, sizes[0] * scale**2 + sizes[1] / scale**2)
-        first, last = span_of(int(upload["place"][0]), blocks, m)
+        first, last = block_span(int(upload["place"][0]), blocks, m)
         w, x[first:last] = _met(w * scale, H[:, first:last] / scale, sent[:, : last - first] / scale, step)
         w = w / scale
     size = float(x @ x)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.aggregation.linear import Sum, add, span_of
+from partsong.aggregation.linear import Sum, add, block_span
 from partsong.attacks.exact_sums import attack_differences, attack_exact_sums
 from partsong.attacks.findings import Finding, Observer
 from partsong.attacks.reconstruction import last_addend
@@ -197,6 +197,6 @@ def as_sent(message: Message) -> Message:
         return message
     H, blocks = to_float64(message["H"]), len(message["arrived"])
     block = int(np.argmax(to_float64(message["arrived"])))
-    first, last = span_of(block, blocks, H.shape[1])
+    first, last = block_span(block, blocks, H.shape[1])
     place = np.array([block, blocks, H.shape[1]])
     return Message({"H": H[:, first:last], "place": place, "totals": message["totals"]}, message.weight)

@@ -23,7 +23,7 @@ from partsong.engines.virtual_clock import Asynchronous
 from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.io.model_file import load_model
-from partsong.io.opening import Wanted, place_of
+from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.party_folder import is_parts_folder, read_parts
 from partsong.reporting.attack_report import write_page
 from partsong.training.run_folder import MODEL, SETTINGS, RunFolder
@@ -94,7 +94,7 @@ def attack(
     rows, may be computed back; unknown: only H was sent, for which no law is known; bounded: uploads had noise.
     """
     require_writable("--report", report, (".html",))
-    wanted = Wanted(label, transpose, key, header)
+    wanted = ReadOptions(label, transpose, key, header)
     read = [Recorded.read(run, party) for run in runs]
     rows = [one.rows_of(data, party, wanted) for one in read]
     first, *others = (one.run_with(held) for one, held in zip(read, rows, strict=True))
@@ -195,7 +195,7 @@ class Recorded:
     @staticmethod
     def read(run: Path, party: str | None) -> Recorded:
         """Refuse a folder that holds no recorded run between parties, or none in which `party` took part."""
-        folder = place_of(run)
+        folder = resolve_path(run)
         if not folder.is_dir():
             raise FileError(f"{run}: there is no such folder. Name the --run-folder of a fit with --record.")
         found = Recorded(folder, estimator_of(folder), read_record(folder))
@@ -204,13 +204,13 @@ class Recorded:
             raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(parties[:5])}.")
         return found
 
-    def rows_of(self, data: Sequence[Path], party: str | None, wanted: Wanted) -> dict[str, Table]:
+    def rows_of(self, data: Sequence[Path], party: str | None, wanted: ReadOptions) -> dict[str, Table]:
         """Tables by party, with their columns in the order of the run."""
         parties = self.record.parties
         found: dict[str, Table] = {}
         for path in data:
-            if is_parts_folder(place_of(path)):
-                found |= read_parts(place_of(path))
+            if is_parts_folder(resolve_path(path)):
+                found |= read_parts(resolve_path(path))
             elif party is None and len(parties) > 1:
                 raise typer.BadParameter(f"{path}: say whose rows these are by --party.", param_hint="--data")
             else:

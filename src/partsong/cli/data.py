@@ -56,7 +56,7 @@ from partsong.data.table import Table
 from partsong.data.validation import identifier_findings, inspect
 from partsong.errors import ParameterError, PartsongError
 from partsong.estimators.parties import party_names
-from partsong.io.opening import Wanted, place_of
+from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.party_folder import require_free, write_parts
 from partsong.privacy.exposure import Support
 from partsong.training.run_folder import write_csv
@@ -84,7 +84,7 @@ def check(
     if report is not None:
         require_distinct({"DATA": data, "--report": report})
         require_writable("--report", report, (".csv",))
-    wanted = Wanted(label, transpose, key, header)
+    wanted = ReadOptions(label, transpose, key, header)
     try:
         with hinting_at_games():
             table = read_table(data, wanted)
@@ -209,10 +209,10 @@ def split(
     if concentration is not None and by is None:
         raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
 
-    wanted = Wanted(label if by is None else by, transpose, key, header, gaps=missing == IGNORE)
+    wanted = ReadOptions(label if by is None else by, transpose, key, header, gaps=missing == IGNORE)
     label_option = "--label" if by is None else "--by"
     require_meaningful(data, wanted, label_option)
-    folder = place_of(output)
+    folder = resolve_path(output)
     require_free(folder)
     seed = fresh_seed() >> 32 if seed is None else seed
     how = "by" if by is not None else "sizes" if sizes is not None else "contiguous" if contiguous else "iid"

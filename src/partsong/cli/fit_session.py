@@ -48,7 +48,7 @@ from partsong.errors import CompositionError, FileError, FormatError, ParameterE
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.estimators.nmf import NMF
 from partsong.io import model_file
-from partsong.io.opening import Wanted, place_of
+from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import write_weights
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy
@@ -82,7 +82,7 @@ Estimator = NMF | FederatedNMF
 
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
     """Fit, save and report; end with exit code 130 after Ctrl-C, with 143 after SIGTERM."""
-    kind = PARTIES if is_parts_folder(place_of(options.data)) else TABLE
+    kind = PARTIES if is_parts_folder(resolve_path(options.data)) else TABLE
     saved = None if options.resume is None else load_run(options.resume)
     if saved is not None:
         options = inherited(options, given, saved, kind)
@@ -136,9 +136,9 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
             raise typer.BadParameter(f"needs {option(other)}.", param_hint=option(name))
 
 
-def reading_of(options: FitOptions) -> Wanted:
+def reading_of(options: FitOptions) -> ReadOptions:
     """How DATA is to be read."""
-    return Wanted(options.label, options.transpose, options.key, options.header, gaps=options.missing == "ignore")
+    return ReadOptions(options.label, options.transpose, options.key, options.header, gaps=options.missing == "ignore")
 
 
 def require_outputs(options: FitOptions) -> None:
@@ -147,7 +147,7 @@ def require_outputs(options: FitOptions) -> None:
     require_distinct({"DATA": options.data, **outputs, "--report": options.report})
     require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
     if options.run_folder is not None:
-        folder = place_of(options.run_folder)
+        folder = resolve_path(options.run_folder)
         others = {"DATA": options.data, "--weights": options.weights, "--checkpoint": options.checkpoint}
         for name in run_folder.OWN:
             require_distinct({"--run-folder": folder / name, **others})
@@ -155,8 +155,8 @@ def require_outputs(options: FitOptions) -> None:
     endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": (), "--report": (".html",)}
     for name, path in {**outputs, "--report": options.report}.items():
         require_writable(name, path, endings[name])
-    if options.checkpoint is not None and place_of(options.checkpoint).exists():
-        _require_checkpoint(place_of(options.checkpoint), is_resumed=options.resume is not None)
+    if options.checkpoint is not None and resolve_path(options.checkpoint).exists():
+        _require_checkpoint(resolve_path(options.checkpoint), is_resumed=options.resume is not None)
 
 
 def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
@@ -205,8 +205,8 @@ def inherited(options: FitOptions, given: Collection[str], saved: SavedRun, kind
 def _same_file(options: FitOptions) -> Path:
     """Where a private run goes on: in one file, since another would be a second account of the same budget."""
     assert options.resume is not None
-    place = place_of(options.resume)
-    if options.checkpoint is not None and place_of(options.checkpoint).resolve() != place.resolve():
+    place = resolve_path(options.resume)
+    if options.checkpoint is not None and resolve_path(options.checkpoint).resolve() != place.resolve():
         raise typer.BadParameter(
             "with --epsilon a run is resumed in its own checkpoint, which counts what was sent. Leave this out.",
             param_hint="--checkpoint",
@@ -348,7 +348,7 @@ class Session(FitObserver):
     def folder(self) -> RunFolder | None:
         """The run folder, if one is wanted."""
         place = self.options.run_folder
-        return None if place is None else RunFolder(place_of(place))
+        return None if place is None else RunFolder(resolve_path(place))
 
     def run(self) -> bool:
         """Fit, save and report; whether Ctrl-C was pressed."""
@@ -433,7 +433,7 @@ class Session(FitObserver):
             "run": run,
         }
         own = folder.path / run_folder.CHECKPOINT
-        resumes = options.resume is not None and place_of(options.resume).resolve() == own.resolve()
+        resumes = options.resume is not None and resolve_path(options.resume).resolve() == own.resolve()
         folder.begin(
             asked, model_file.machine_versions(options.threads or runtime.available_threads()), kept, resumes=resumes
         )
@@ -448,7 +448,7 @@ class Session(FitObserver):
         options, folder = self.options, self.folder
         for place in (options.output, None if folder is None else folder.path / run_folder.MODEL):
             if place is not None:
-                self.estimator.save(place_of(place))
+                self.estimator.save(resolve_path(place))
         if options.weights is not None and W is not None:
             sample_names = self.holdings.tables[ALONE].sample_names
             write_weights(options.weights, W, sample_names)

@@ -12,14 +12,22 @@ from partsong.console.output import warn
 from partsong.console.tables import read_table
 from partsong.data.conversion import float_type
 from partsong.data.observed import known_cells
-from partsong.data.party_columns import Columns, of_other_columns, require_somebody
+from partsong.data.party_columns import Columns, parties_with_other_columns, require_any_party
 from partsong.data.scan import Finding
 from partsong.data.table import Table, header_findings
 from partsong.data.validation import identifier_findings, inspect, require_factorizable
-from partsong.errors import DataError, FileError, FormatError, PartsongError, reworded
-from partsong.io.opening import Wanted, place_of
-from partsong.io.party_folder import LISTING, holds_matrix, in_one_order, is_parts_folder, listed, read_part, read_parts
-from partsong.io.read import reader_of
+from partsong.errors import DataError, FileError, FormatError, PartsongError, with_message
+from partsong.io.opening import ReadOptions, resolve_path
+from partsong.io.party_folder import (
+    LISTING,
+    align_columns,
+    holds_matrix,
+    is_parts_folder,
+    read_listing,
+    read_part,
+    read_parts,
+)
+from partsong.io.read import reader_for
 
 # ---- gaps -------------------------------------------------------------------------------------------------------
 #
@@ -40,7 +48,7 @@ def with_known_cells(table: Table, missing: str | None) -> Table:
     try:
         return replace(table, X=known_cells(table.X))
     except PartsongError as error:
-        raise reworded(error, f"{table.source}: {error}") from error
+        raise with_message(error, f"{table.source}: {error}") from error
 
 
 def require_known(tables: Iterable[Table]) -> None:
@@ -90,9 +98,9 @@ class Holdings:
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
-def read_holdings(path: Path, wanted: Wanted, dtype: str | None = None, missing: str = "refuse") -> Holdings:
+def read_holdings(path: Path, wanted: ReadOptions, dtype: str | None = None, missing: str = "refuse") -> Holdings:
     """Read DATA and refuse what cannot be factorized, saying whose it is."""
-    place = place_of(path)
+    place = resolve_path(path)
     is_federation = is_parts_folder(place)
     if place.is_dir() and not is_federation and not holds_matrix(place):
         raise FileError(
@@ -124,15 +132,15 @@ def read_sound_parties(
 
     Those who are `late` are left out, whatever has become of their files: the run that is resumed began without them.
     """
-    folder, faults = place_of(path), dict[str, str]()
+    folder, faults = resolve_path(path), dict[str, str]()
     tables: dict[str, Table] = {}
-    parts = listed(folder)
+    parts = read_listing(folder)
     for part in parts:
         try:
             tables[part.name] = read_part(folder, part)
         except PartsongError as error:
             faults[part.name] = str(error)
-    faults |= of_other_columns({name: Columns(t.X.shape[1], t.feature_names) for name, t in tables.items()})
+    faults |= parties_with_other_columns({name: Columns(t.X.shape[1], t.feature_names) for name, t in tables.items()})
     for name in tables.keys() - faults.keys():
         try:
             tables[name] = with_known_cells(tables[name], missing)
@@ -144,9 +152,9 @@ def read_sound_parties(
     faults |= {name: LATE for name in tables if name in late and name not in faults}
     faults = {part.name: faults[part.name] for part in parts if part.name in faults}
     kept = {name: table for name, table in tables.items() if name not in faults}
-    require_somebody(kept, faults)
+    require_any_party(kept, faults)
     warn_of_identifiers(kept.values())
-    return Holdings(in_one_order(kept), is_federation=True), faults
+    return Holdings(align_columns(kept), is_federation=True), faults
 
 
 def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:
@@ -162,7 +170,7 @@ def named_source(table: Table) -> Iterator[None]:
         yield
     except PartsongError as error:
         hint = "`partsong check` shows all that is wrong with a file."
-        raise reworded(error, f"{table.source}: {_with_names(table, error)} {hint}") from error
+        raise with_message(error, f"{table.source}: {_with_names(table, error)} {hint}") from error
 
 
 def _with_names(table: Table, error: PartsongError) -> str:
@@ -183,9 +191,9 @@ def warn_of_identifiers(tables: Iterable[Table]) -> None:
             return
 
 
-def header_notes(table: Table, wanted: Wanted) -> tuple[Finding, ...]:
+def header_notes(table: Table, wanted: ReadOptions) -> tuple[Finding, ...]:
     """A note where the first line of a text file was taken for data, although it may well name the columns."""
-    reader = reader_of(Path(table.source))
+    reader = reader_for(Path(table.source))
     if wanted.header is not None or reader is None or "header" not in reader.takes:
         return ()
     turned = wanted.transpose

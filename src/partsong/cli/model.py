@@ -48,7 +48,7 @@ from partsong.errors import FileError, FormatError, ShapeError
 from partsong.estimators.persistence import LDA
 from partsong.estimators.validation import penalties_of
 from partsong.io.model_file import Model, load_model
-from partsong.io.opening import Wanted, place_of
+from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.weights import write_weights
 from partsong.solvers.observed import ObservedRows
 from partsong.solvers.squared_error import solver_of
@@ -63,7 +63,7 @@ ModelFile = Annotated[
 
 def read_model(path: Path) -> Model:
     """`partsong.load_model`, with the way out where a folder is named instead of a file."""
-    place = place_of(path)
+    place = resolve_path(path)
     if not place.is_dir():
         return load_model(place)
     held = sorted(entry.name for entry in place.iterdir() if entry.name.endswith(MODEL_ENDINGS))
@@ -169,7 +169,7 @@ def transform(
 ) -> None:
     """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
     require_transform_files("partsong transform", data, model, output)
-    wanted = Wanted(label, transpose, key, header, drop_extra=drop_extra)
+    wanted = ReadOptions(label, transpose, key, header, drop_extra=drop_extra)
     require_meaningful(data, wanted)
     known = read_model(model)
     if known.settings.get("method") == LDA:

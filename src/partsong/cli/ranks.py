@@ -41,7 +41,7 @@ from partsong.data.table import Table
 from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, together
 from partsong.errors import PartsongError
 from partsong.estimators.distributed import fit_on_ranks, settings_of
-from partsong.io.opening import Wanted, place_of
+from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.party_folder import is_parts_folder
 from partsong.io.weights import listing_path, shard_path
 from partsong.io.write import as_json
@@ -77,7 +77,7 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
     wanted, rank, ranks = reading_of(options), communicator.rank, communicator.size
     asked, files = _arguments(options), dict[str, Path | None]()
     for name, path in (("model", options.output), ("weights", options.weights), ("run_folder", options.run_folder)):
-        files[name] = None if path is None else place_of(path)
+        files[name] = None if path is None else resolve_path(path)
 
     def check() -> None:
         _require_usage(options, given, wanted)
@@ -123,9 +123,9 @@ def _arguments(options: FitOptions) -> dict[str, Any]:
     }
 
 
-def _require_usage(options: FitOptions, given: Collection[str], wanted: Wanted) -> None:
+def _require_usage(options: FitOptions, given: Collection[str], wanted: ReadOptions) -> None:
     """Refuse options that mean nothing over ranks."""
-    if is_parts_folder(place_of(options.data)):
+    if is_parts_folder(resolve_path(options.data)):
         raise typer.BadParameter(
             f"{options.data} is a folder of parts, and --engine {options.engine} splits one file over the ranks. Fit "
             "the folder with --engine parallel, or name one file; in Python fit_distributed takes rows of each rank.",

@@ -24,7 +24,7 @@ import typer
 from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
 from partsong.core.runtime import trigger
 from partsong.errors import FileError, MissingExtra, PartsongError
-from partsong.io.opening import place_of
+from partsong.io.opening import resolve_path
 from partsong.io.write import as_json, first_formula, require_writable_file
 
 # ---- options ----------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def require_writable(option: str, path: Path | None, endings: Sequence[str] = ()
             f"{option} {path}: needs {package.partition('.')[0]}, which is not installed. "
             'Install it: pip install "partsong[io]", or write .csv instead.'
         )
-    require_writable_file(option, place_of(path))
+    require_writable_file(option, resolve_path(path))
 
 
 def require_distinct(paths: Mapping[str, Path | None]) -> None:
@@ -176,7 +176,7 @@ def require_distinct(paths: Mapping[str, Path | None]) -> None:
     for option, path in paths.items():
         if path is None:
             continue
-        place = os.path.realpath(place_of(path))
+        place = os.path.realpath(resolve_path(path))
         if place in seen:
             raise typer.BadParameter(f"{seen[place]} is the same file: {path}. Choose another.", param_hint=option)
         seen[place] = option

@@ -9,14 +9,14 @@ import typer
 from partsong.console.output import option
 from partsong.data.table import Table
 from partsong.errors import FileError
-from partsong.io.opening import Wanted, place_of
+from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.party_folder import LISTING, is_parts_folder
-from partsong.io.read import conflicts, read_wanted, reader_of
+from partsong.io.read import conflicts, read_wanted, reader_for
 
 
-def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Table:
+def read_table(path: Path, wanted: ReadOptions, label_option: str = "--label") -> Table:
     """`partsong.read`, with a word on folders of parts where one table is meant."""
-    place = place_of(path)
+    place = resolve_path(path)
     if is_parts_folder(place):
         raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
     if path.name == LISTING:
@@ -25,9 +25,9 @@ def read_table(path: Path, wanted: Wanted, label_option: str = "--label") -> Tab
     return read_wanted(place, wanted)
 
 
-def require_meaningful(path: Path, wanted: Wanted, label_option: str = "--label") -> None:
+def require_meaningful(path: Path, wanted: ReadOptions, label_option: str = "--label") -> None:
     """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
-    reader = reader_of(place_of(path))
+    reader = reader_for(resolve_path(path))
     for setting, why in conflicts(reader, wanted) if reader is not None else ():
         hint = label_option if setting == "label" else option(setting)
         raise typer.BadParameter(f"{path}: {hint} {why}", param_hint=hint)

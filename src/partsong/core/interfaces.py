@@ -462,7 +462,7 @@ class Traits:
     measured_every: int = 1
 
 
-NO_DEMANDS = Traits()
+DEFAULT_TRAITS = Traits()
 
 
 R = TypeVar("R")
@@ -551,7 +551,7 @@ class ProgramBase:
     @property
     def traits(self) -> Traits:
         """What the program asks of engines."""
-        return NO_DEMANDS
+        return DEFAULT_TRAITS
 
     def turn(self, model: Message) -> Turn:
         """Where a model stands among the exchanges of a round."""
@@ -677,7 +677,7 @@ class Served:
 
     `message` is its reply; after the last phase it is the aggregate. `included` are those who are asked next, or whose
     uploads are in the sum, `worked` those whose new state counts, and `sizes` the bytes that each party sent.
-    `is_again`: the sum begins again, among those `included`.
+    `must_restart`: the sum begins again, among those `included`.
     """
 
     message: Message = Message({})
@@ -686,7 +686,7 @@ class Served:
     faults: Mapping[str, PartsongError] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
     reply_bytes: int = 0
-    is_again: bool = False
+    must_restart: bool = False
 
 
 class Network(Protocol):

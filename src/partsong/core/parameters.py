@@ -84,9 +84,9 @@ class Number:
         is_low = (self.above is not None and number <= self.above) or (self.least is not None and number < self.least)
         if math.isfinite(number) and not is_low and (self.most is None or number <= self.most):
             return number
-        raise ParameterError(f"{name} must be {self.in_words()}; got {value!r}.", parameter=name)
+        raise ParameterError(f"{name} must be {self.bounds_text()}; got {value!r}.", parameter=name)
 
-    def in_words(self) -> str:
+    def bounds_text(self) -> str:
         """As an error says it."""
         if self.most is not None and self.least is not None:
             return f"from {self.least:g} to {self.most:g}"
@@ -138,7 +138,7 @@ class WordOrNumber:
 
     def parse(self, name: str, value: Any) -> str | float:
         if isinstance(value, str) and value != self.word:
-            told = f'{name} is "{self.word}" or {self.number.in_words()}; got {value[:60]!r}.'
+            told = f'{name} is "{self.word}" or {self.number.bounds_text()}; got {value[:60]!r}.'
             raise ParameterError(told, parameter=name)
         return value if isinstance(value, str) else self.number.parse(name, value)
 
@@ -150,7 +150,7 @@ class WordOrNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class TrueOrFalse:
     """True or false."""
 
     example: bool = True
@@ -208,7 +208,7 @@ class Choice:
         if self._is_one(value) or self.name_of(value) is not None:
             return value
         reason = f" {self.reason}" if self.reason else ""
-        told = f"{name} is {str(value)[:60]!r}. {nearest(str(value), self.values)}{reason}"
+        told = f"{name} is {str(value)[:60]!r}. {suggest_name(str(value), self.values)}{reason}"
         raise ParameterError(told, parameter=name)
 
     def _is_one(self, value: Any) -> bool:
@@ -281,7 +281,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 def _kind_of(name: str, hint: Any) -> tuple[Kind, bool]:
     if hint is bool:
-        return Truth(), False
+        return TrueOrFalse(), False
     for part in (hint, *get_args(hint)):
         if get_origin(part) is Annotated:
             kind: Kind = part.__metadata__[0]
@@ -298,7 +298,7 @@ def parse_all(
     """
     for name in given:
         if name not in parameters:
-            hint = nearest(str(name), known or parameters)
+            hint = suggest_name(str(name), known or parameters)
             raise ParameterError(f"{where} has no parameter {str(name)[:60]!r}. {hint}")
     if missing := [name for name, one in parameters.items() if one.is_required and given.get(name) is None]:
         kinds = "; ".join(f"{name} is {parameters[name].kind}" for name in missing)
@@ -344,17 +344,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path} is not TOML: {error}. Correct it there.") from error
 
 
-def only(table: Mapping[str, Any], known: Collection[str], where: str) -> Mapping[str, Any]:
+def require_known_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> Mapping[str, Any]:
     """The table itself, if it has no other keys than these."""
     if not isinstance(table, Mapping):
         raise ParameterError(f"{where} must be a table of settings, not {type(table).__name__}.")
     for key in table:
         if key not in known:
-            raise ParameterError(f"{where} has no setting {str(key)[:60]!r}. {nearest(str(key), known)}")
+            raise ParameterError(f"{where} has no setting {str(key)[:60]!r}. {suggest_name(str(key), known)}")
     return table
 
 
-def nearest(word: str, known: Collection[str]) -> str:
+def suggest_name(word: str, known: Collection[str]) -> str:
     """Which name may be meant, and all that there are."""
     if not known:
         return "There are none yet."

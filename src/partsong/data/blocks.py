@@ -14,7 +14,7 @@ from partsong.data.conversion import as_matrix
 from partsong.errors import CompositionError, ParameterError, ShapeError
 
 GAP = 1e-6
-"""How far from zero by rounding the sum of all `covering` may be."""
+"""How far from zero by rounding the sum of all `coverage_sums` may be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +165,7 @@ def two_sided_blocks(X: Any, parts: int, *, rows_by_column: bool = False) -> lis
     return blocks
 
 
-def covering(matrix: TwoSided, parties: int) -> np.ndarray:
+def coverage_sums(matrix: TwoSided, parties: int) -> np.ndarray:
     """Two numbers, for rows and columns, that add up to zero over all parties if their blocks cover X exactly once.
 
     f(stop) − f(start) − (f(size) − f(0)) / parties, with a random f: the differences telescope where blocks join.
@@ -180,7 +180,7 @@ def covering(matrix: TwoSided, parties: int) -> np.ndarray:
 
 
 def require_cover(total: Array) -> None:
-    """Refuse blocks whose `covering` do not add up to zero."""
+    """Refuse blocks whose `coverage_sums` do not add up to zero."""
     for noun, gap in zip(("rows", "columns"), total, strict=True):
         if abs(float(gap)) > GAP:
             raise CompositionError(

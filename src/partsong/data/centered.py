@@ -14,7 +14,7 @@ from partsong.data.csr import CHUNK
 from partsong.data.dense import DenseMatrix
 from partsong.data.scan import Tiles, extremes
 from partsong.data.sparse import SparseMatrix
-from partsong.data.validation import error_of, inspect
+from partsong.data.validation import error_from, inspect
 from partsong.errors import DataError
 
 LARGEST = 1e140
@@ -22,7 +22,7 @@ LARGEST = 1e140
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Centred:
+class CenteredMatrix:
     """X_c = X − 1 μᵀ for X (n × d) and μ (d), or any rows of it; `energy` is ‖X_c‖² of all rows.
 
     X_c B = X B − 1 (μᵀ B) and X_cᵀ A = Xᵀ A − μ (1ᵀ A): a row more than a product with X. All is in float64, also of
@@ -35,21 +35,21 @@ class Centred:
     energy: float
 
     @staticmethod
-    def of(X: Any, *, center: bool = True) -> Centred:
+    def of(X: Any, *, center: bool = True) -> CenteredMatrix:
         """The rows of X less their mean, or as they are; the second moment is taken about the mean.
 
         Dense arrays in float32 and sparse values get a copy in float64, memory maps are converted tile by tile.
         """
         matrix = as_matrix(X, np.float64)
         mean = _column_sums(matrix) / matrix.shape[0] if center else np.zeros(matrix.shape[1])
-        return Centred(matrix, mean, _squares_about(matrix, mean))
+        return CenteredMatrix(matrix, mean, _squares_about(matrix, mean))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.matrix.shape
 
-    def rows(self, indices: np.ndarray) -> Centred:
+    def rows(self, indices: np.ndarray) -> CenteredMatrix:
         """Some of the rows, in memory, less the mean of all; `indices` ascend."""
         return replace(self, matrix=self.matrix.rows(indices))
 
@@ -69,7 +69,7 @@ def require_finite(X: Any, feature_names: Sequence[str] | None) -> None:
     if not (np.isfinite(low) and np.isfinite(high)):
         for finding in inspect(X, feature_names):
             if finding.kind in ("nan", "infinite"):
-                raise error_of(finding)
+                raise error_from(finding)
     largest = max(abs(low), abs(high))
     if largest > LARGEST:
         raise DataError(
@@ -78,7 +78,7 @@ def require_finite(X: Any, feature_names: Sequence[str] | None) -> None:
         )
 
 
-def require_variance(data: Centred, *, center: bool) -> None:
+def require_variance(data: CenteredMatrix, *, center: bool) -> None:
     """Refuse rows that are all alike, but for the rounding of their mean."""
     n, limits = data.shape[0], np.finfo(np.float64)
     rounded = (8 * limits.eps) ** 2 * n * float(data.mean @ data.mean)

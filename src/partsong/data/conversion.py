@@ -25,7 +25,7 @@ def is_tensor(X: Any) -> bool:
     return type(X).__module__.partition(".")[0] == "torch"
 
 
-def array_of(X: Any) -> Any:
+def to_array(X: Any) -> Any:
     """X as an ndarray (nothing is read or copied where that can be helped), or as CSR or CSC."""
     if is_sparse(X):
         return X if X.format in ("csr", "csc") else X.tocsr()
@@ -66,7 +66,7 @@ def _unmasked(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
     return np.asarray(X.data)
 
 
-def form_errors(X: Any) -> Iterator[Finding]:
+def array_errors(X: Any) -> Iterator[Finding]:
     """What keeps an array or sparse matrix from being one of numbers; `validation.cell_errors` looks at its cells."""
     shape = tuple(X.shape)
     if X.dtype.kind not in _NUMERIC_KINDS:
@@ -162,13 +162,13 @@ def _from_torch(X: Any, dtype: Any) -> Matrix:
     return TensorMatrix(X.detach().to(getattr(torch, float_type(X.dtype, dtype).name)))
 
 
-def columns_of(matrix: Matrix, H: Array) -> Array:
+def transposed_factor(matrix: Matrix, H: Array) -> Array:
     """Hᵀ (m × k) of a factor H (k × m), in the number type and place of a party's matrix."""
     native = matrix.native(H)
     return kernels.of(native).rows_of(native)
 
 
-def values_of(matrix: Matrix) -> Any:
+def to_values(matrix: Matrix) -> Any:
     """An array, or a CSR array where the data are sparse; of complete rows in memory alone."""
     if isinstance(matrix, DenseMatrix):
         return matrix.X

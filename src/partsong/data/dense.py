@@ -13,9 +13,9 @@ from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import RowBlock, Sums
 from partsong.core.runtime import cached_property
-from partsong.data.scan import BLOCK_HEIGHT, LOW, MOST_SUMMED, Tiles, even_ranges, mapping
+from partsong.data.scan import BLOCK_HEIGHT, FEWEST_TILE_ROWS, MOST_SUMMED, Tiles, even_ranges, file_mapping
 from partsong.kernels import fused_steps, nnls, numpy_backend
-from partsong.kernels.fused_steps import Move, Turns, most_turns
+from partsong.kernels.fused_steps import FusedSteps, StepRule, max_steps_per_call
 
 FEWEST_SUMMED = 64
 """Rows whose products are at least summed in the type of the data; sums over more of them are in float64."""
@@ -23,7 +23,7 @@ MANY_SUMS = 1 << 15
 """So many entries of XᵀW that rounding averages out over them; fewer are summed in float64, and over fewer rows."""
 FEW_COMPONENTS = 16
 """So few that products of WᵀW in float64 are cheap, and that rounding in its entries would not average out."""
-TURN_TILE_BYTES = 1 << 20
+FUSED_TILE_BYTES = 1 << 20
 SUMS_BYTES = 32 << 20
 """The most that all threads together may hold in sums of their own."""
 
@@ -178,23 +178,23 @@ class DenseMatrix:
                 product += block @ B[c:d]
             yield a, b, product.astype(self.dtype, copy=False)
 
-    def most_turns(self, rank: int, move: Move) -> int:
+    def max_steps_per_call(self, rank: int, move: StepRule) -> int:
         """So many that a call takes a fraction of a second; none for rows that are wide, mapped, converted, shared."""
-        is_ready = self.X.flags.c_contiguous and self.X.dtype == self.dtype and mapping(self.X) is None
+        is_ready = self.X.flags.c_contiguous and self.X.dtype == self.dtype and file_mapping(self.X) is None
         if not is_ready or len(self._pieces(rank)) > 1 or self._sums_are_large(rank):
             return 0
-        return most_turns(4.0 * rank * self.stored, self.shape, rank, move)
+        return max_steps_per_call(4.0 * rank * self.stored, self.shape, rank, move)
 
-    def take_turns(
-        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
+    def run_fused_steps(
+        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: FusedSteps
     ) -> None:
-        in_cache = max(LOW, TURN_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
+        in_cache = max(FEWEST_TILE_ROWS, FUSED_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
         height = min(in_cache, self._summed_together(Ht.shape[1]))
-        fused_steps.on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
+        fused_steps.run_on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
         """Some of the rows, in memory; `indices` ascend."""
-        if mapping(self.X) is None:
+        if file_mapping(self.X) is None:
             return DenseMatrix(np.ascontiguousarray(self.X[indices], self.dtype), self.dtype)
         out = np.empty((len(indices), self.shape[1]), self.dtype)
         for a, b, c, d, block in self._all_blocks():

@@ -11,10 +11,10 @@ import numpy as np
 from partsong.core import runtime
 from partsong.core.interfaces import Sums
 from partsong.core.runtime import cached_property
-from partsong.data.conversion import array_of, float_type, form_errors
+from partsong.data.conversion import array_errors, float_type, to_array
 from partsong.data.csr import GATHER_COST, CsrRows
-from partsong.data.scan import BLOCK_BYTES, few, is_sparse
-from partsong.data.validation import cell_errors, error_of, require_transformable
+from partsong.data.scan import BLOCK_BYTES, first_indices, is_sparse
+from partsong.data.validation import cell_errors, error_from, require_transformable
 from partsong.errors import CompositionError, DataError, DataTypeError, first_few
 from partsong.kernels import observed as compiled
 
@@ -160,7 +160,7 @@ def _cells_that_are_numbers(X: Any) -> Any:
     from scipy.sparse import csr_array
 
     hidden = np.ma.getmaskarray(X) if isinstance(X, np.ma.MaskedArray) else None
-    array = np.asarray(X.data) if isinstance(X, np.ma.MaskedArray) else array_of(X)
+    array = np.asarray(X.data) if isinstance(X, np.ma.MaskedArray) else to_array(X)
     _require_form(array)
     n, m = array.shape
     counts, columns, values = [], [], []
@@ -180,8 +180,8 @@ def _cells_that_are_numbers(X: Any) -> Any:
 
 
 def _require_form(X: Any) -> None:
-    for finding in (*cell_errors(X), *form_errors(X)):
-        raise error_of(finding)
+    for finding in (*cell_errors(X), *array_errors(X)):
+        raise error_from(finding)
 
 
 def _require_no_twins(by_row: Any) -> None:
@@ -192,6 +192,6 @@ def _require_no_twins(by_row: Any) -> None:
     if twins.size:
         rows = np.unique(first[first == second] - 1)
         raise DataError(
-            f"{twins.size} cell(s) are stored more than once, in {first_few(few(rows), rows.size, 'row')}; counted "
-            "from 0. Keep one value for each (the latest, or their mean): adding them up would invent values."
+            f"{twins.size} cell(s) are stored more than once, in {first_few(first_indices(rows), rows.size, 'row')}; "
+            "counted from 0. Keep one value for each cell, for example the latest or the mean."
         )

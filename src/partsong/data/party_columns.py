@@ -21,7 +21,7 @@ class Columns(NamedTuple):
     names: Sequence[Any] | None
 
 
-def of_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]:
+def parties_with_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]:
     """Who does not hold the columns that most parties hold, and how they differ; the order of columns is no matter.
 
     Refused where no columns are those of the most: nobody can tell then who is to be left out.
@@ -32,7 +32,7 @@ def of_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]:
     odd += _minority(named)
     usual = next((name for name in named if name not in odd), next(iter(rest), ""))
     whom = _like(usual, len(parties) - len(odd), len(parties))
-    return {name: f"{difference(name, parties[name], whom, parties[usual])} {AGREE}" for name in odd}
+    return {name: f"{describe_difference(name, parties[name], whom, parties[usual])} {AGREE}" for name in odd}
 
 
 def require_same_columns(parties: Mapping[str, Columns]) -> None:
@@ -48,7 +48,7 @@ def require_same_columns(parties: Mapping[str, Columns]) -> None:
     usual = next(name for name, names in held.items() if is_tie or names == votes[0][0])
     odd = [name for name, names in held.items() if names != held[usual]]
     whom = _like(usual, len(held) - len(odd), len(held))
-    said = [difference(name, parties[name], whom, parties[usual]) for name in odd[:FEW_PARTIES]]
+    said = [describe_difference(name, parties[name], whom, parties[usual]) for name in odd[:FEW_PARTIES]]
     said += [f"{len(odd) - FEW_PARTIES} more parties differ as well."] if len(odd) > FEW_PARTIES else []
     gaps = {name: _gap(parties[name], parties[usual]) for name in odd}
     raise FeatureError(
@@ -73,7 +73,7 @@ def _minority(held: Mapping[str, Hashable]) -> list[str]:
     return [name for name, value in held.items() if value != votes[0][0]] if votes else []
 
 
-def difference(name: str, held: Columns, whom: str, expected: Columns) -> str:
+def describe_difference(name: str, held: Columns, whom: str, expected: Columns) -> str:
     """How the columns of a party differ from those of others; the order of columns is no matter."""
     missing, extra = _gap(held, expected)
     said = [f"lacks {first_few(missing[:MOST_NAMES], len(missing), 'column')}"] if missing else []
@@ -91,7 +91,7 @@ def _gap(held: Columns, expected: Columns) -> tuple[tuple[str, ...], tuple[str, 
     return missing, tuple(str(column) for column in held.names if column not in there)
 
 
-def require_somebody(kept: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
+def require_any_party(kept: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
     """Refuse a federation in which everybody is left out."""
     if not kept:
         name, reason = next(iter(faults.items()))

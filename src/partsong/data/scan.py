@@ -21,7 +21,7 @@ from partsong.errors import FeatureError, first_few
 _MISSING = ("None", "nan", "NaT", "<NA>")
 TILE_BYTES = 2 << 20
 MAPPED_TILE_BYTES = 4 << 20
-LOW = 64
+FEWEST_TILE_ROWS = 64
 """Fewer rows than these make a tile too low for its products to run at speed."""
 BLOCK_HEIGHT = 256
 MOST_SUMMED = 1024
@@ -48,7 +48,7 @@ class Tiles:
     @property
     def are_low(self) -> bool:
         """Whether only few rows fit a tile; what is in memory already may exceed it somewhat."""
-        return LOW * self._row_bytes > self._bytes * (1 if self._is_mapped else 4)
+        return FEWEST_TILE_ROWS * self._row_bytes > self._bytes * (1 if self._is_mapped else 4)
 
     @property
     def block_width(self) -> int:
@@ -62,19 +62,19 @@ class Tiles:
 
     def of_rows(self, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Tiles of whole rows: a start, a stop, and the rows between them."""
-        mapped = mapping(self.X)
-        height = max(1 if self.are_low else LOW, self._bytes // self._row_bytes)
+        mapped = file_mapping(self.X)
+        height = max(1 if self.are_low else FEWEST_TILE_ROWS, self._bytes // self._row_bytes)
         is_by_row = self.X.flags.c_contiguous
         for a, b in even_ranges(start, stop, height):
             yield a, b, np.asarray(self.X[a:b], self.dtype)
             if mapped is not None:
-                give_back(mapped, self.X, *((a, b) if is_by_row else (0, self.X.shape[1])))
+                release_pages(mapped, self.X, *((a, b) if is_by_row else (0, self.X.shape[1])))
 
     def blocks(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> Iterator[tuple[int, int, int, int, np.ndarray]]:
         """Rows a…b of columns c…d; all the columns where enough rows of them fit a block."""
-        mapped = mapping(self.X)
+        mapped = file_mapping(self.X)
         width = max(1, min(columns[1] - columns[0], self.block_width))
         height = min(MOST_SUMMED, max(1, self._bytes // self.dtype.itemsize // width))
         for a in range(*rows, height):
@@ -83,11 +83,11 @@ class Tiles:
                 d = min(c + width, columns[1])
                 yield a, b, c, d, np.asarray(self.X[a:b, c:d], self.dtype)
                 if mapped is not None:
-                    give_back_block(mapped, self.X, (a, b), (c, d))
+                    release_block(mapped, self.X, (a, b), (c, d))
 
     @property
     def _is_mapped(self) -> bool:
-        return mapping(self.X) is not None
+        return file_mapping(self.X) is not None
 
     @property
     def _bytes(self) -> int:
@@ -98,7 +98,7 @@ class Tiles:
         return max(1, self.X.shape[1] * self.dtype.itemsize)
 
 
-def mapping(X: np.ndarray) -> mmap.mmap | None:
+def file_mapping(X: np.ndarray) -> mmap.mmap | None:
     """The file mapping behind an np.memmap in one piece, if its pages are those of the file.
 
     A copy-on-write map (mode "c") holds changes that exist nowhere else: its pages must stay.
@@ -107,7 +107,7 @@ def mapping(X: np.ndarray) -> mmap.mmap | None:
     return found if found is not None and (X.flags.c_contiguous or X.flags.f_contiguous) else None
 
 
-def give_back(mapped: mmap.mmap, X: np.ndarray, start: int, stop: int) -> None:
+def release_pages(mapped: mmap.mmap, X: np.ndarray, start: int, stop: int) -> None:
     """Tell the system that rows (of C order) or columns (of F order) start…stop are not needed again soon.
 
     The file still holds them; the process' memory does not grow with what it has seen.
@@ -116,12 +116,12 @@ def give_back(mapped: mmap.mmap, X: np.ndarray, start: int, stop: int) -> None:
     _release(mapped, X, [(start * stride, stop * stride)])
 
 
-def give_back_block(mapped: mmap.mmap, X: np.ndarray, rows: tuple[int, int], columns: tuple[int, int]) -> None:
+def release_block(mapped: mmap.mmap, X: np.ndarray, rows: tuple[int, int], columns: tuple[int, int]) -> None:
     """The same for a block: piece by piece of its rows (of C order), or whole columns (of F order)."""
     if not X.flags.c_contiguous:
-        give_back(mapped, X, *columns)
+        release_pages(mapped, X, *columns)
     elif columns == (0, X.shape[1]):
-        give_back(mapped, X, *rows)
+        release_pages(mapped, X, *rows)
     else:
         first, last = (column * X.itemsize for column in columns)
         starts = range(rows[0] * X.strides[0], rows[1] * X.strides[0], X.strides[0])
@@ -147,7 +147,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class MarkedCells:
     """Rows and columns that hold at least one marked cell, and the number of such cells."""
 
     rows: Indices
@@ -156,7 +156,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Blanks:
+class ZeroScan:
     """Rows and columns without a single nonzero, and columns that hold one nonzero value throughout."""
 
     zero_rows: Indices
@@ -179,7 +179,7 @@ def extremes(X: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def places(X: Any, is_marked: Callable[[npt.NDArray[Any]], Flags]) -> Places:
+def find_cells(X: Any, is_marked: Callable[[npt.NDArray[Any]], Flags]) -> MarkedCells:
     """Where `is_marked` holds; meant for the rare matrix in which something is wrong."""
     bad_rows, bad_columns = np.zeros(X.shape[0], dtype=bool), np.zeros(X.shape[1], dtype=bool)
     if is_sparse(X):
@@ -187,22 +187,22 @@ def places(X: Any, is_marked: Callable[[npt.NDArray[Any]], Flags]) -> Places:
         major = np.searchsorted(X.indptr, at, side="right") - 1
         rows, columns = (major, X.indices[at]) if X.format == "csr" else (X.indices[at], major)
         bad_rows[rows], bad_columns[columns] = True, True
-        return Places(np.flatnonzero(bad_rows), np.flatnonzero(bad_columns), int(at.size))
+        return MarkedCells(np.flatnonzero(bad_rows), np.flatnonzero(bad_columns), int(at.size))
     count = 0
     for rows, columns, block in _blocks(X):
         marked = is_marked(block)
         count += int(np.count_nonzero(marked))
         bad_rows[rows] |= marked.any(axis=1)
         bad_columns[columns] |= marked.any(axis=0)
-    return Places(np.flatnonzero(bad_rows), np.flatnonzero(bad_columns), count)
+    return MarkedCells(np.flatnonzero(bad_rows), np.flatnonzero(bad_columns), count)
 
 
-def blanks(X: Any) -> Blanks:
+def scan_zeros(X: Any) -> ZeroScan:
     """Zero rows, zero columns and constant columns."""
     return _sparse_blanks(X) if is_sparse(X) else _dense_blanks(X)
 
 
-def _dense_blanks(X: npt.NDArray[Any]) -> Blanks:
+def _dense_blanks(X: npt.NDArray[Any]) -> ZeroScan:
     row_has_value = np.zeros(X.shape[0], dtype=bool)
     lowest, highest = X[0].copy(), X[0].copy()
     for rows, columns, block in _blocks(X):
@@ -215,7 +215,7 @@ def _dense_blanks(X: npt.NDArray[Any]) -> Blanks:
     return _blanks(row_has_value, (lowest != 0) | (highest != 0), np.flatnonzero(lowest == highest))
 
 
-def _sparse_blanks(X: Any) -> Blanks:
+def _sparse_blanks(X: Any) -> ZeroScan:
     """A column can be constant and nonzero only where every row stores a value, so few columns are looked at."""
     n_rows, n_columns = X.shape
     zeros_at = np.flatnonzero(X.data == 0)  # stored, yet zero: few or none
@@ -235,22 +235,22 @@ def _sparse_blanks(X: Any) -> Blanks:
     return _blanks(in_rows > 0, in_columns > 0, constant)
 
 
-def _blanks(row_has_value: Flags, column_has_value: Flags, constant: Indices) -> Blanks:
+def _blanks(row_has_value: Flags, column_has_value: Flags, constant: Indices) -> ZeroScan:
     constant = constant[column_has_value[constant]] if row_has_value.size > 1 else constant[:0]
-    return Blanks(np.flatnonzero(~row_has_value), np.flatnonzero(~column_has_value), constant)
+    return ZeroScan(np.flatnonzero(~row_has_value), np.flatnonzero(~column_has_value), constant)
 
 
 def _blocks(X: npt.NDArray[Any]) -> Iterator[tuple[slice, slice, npt.NDArray[Any]]]:
     """Views of about 8 MB along the way the matrix lies in memory or on disk; mapped pages are given back."""
     is_by_column = X.flags.f_contiguous and not X.flags.c_contiguous
     long, short = X.shape[::-1] if is_by_column else X.shape
-    mapped = mapping(X)
+    mapped = file_mapping(X)
     step = max(1, BLOCK_BYTES // max(1, short * X.itemsize))
     for start in range(0, long, step):
         part, every = slice(start, min(start + step, long)), slice(0, short)
         yield (every, part, X[:, part]) if is_by_column else (part, every, X[part])
         if mapped is not None:
-            give_back(mapped, X, part.start, part.stop)
+            release_pages(mapped, X, part.start, part.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,15 +270,15 @@ class Finding:
     count: int = 0
 
 
-def labelled(indices: Indices, names: Sequence[str] | None) -> list[str]:
+def label_positions(indices: Indices, names: Sequence[str] | None) -> list[str]:
     """The first few as text, with their names where these are known."""
-    shown = few(indices)
+    shown = first_indices(indices)
     if names is None or any(index >= len(names) for index in shown):
         return [str(index) for index in shown]
     return [f"{index} ({str(names[index])!r})" for index in shown]
 
 
-def few(indices: Indices) -> tuple[int, ...]:
+def first_indices(indices: Indices) -> tuple[int, ...]:
     """The first few, as plain numbers."""
     return tuple(int(index) for index in indices[:SHOWN])
 
@@ -323,10 +323,10 @@ def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
     twice = [name for name in repeated(names) if not _is_missing(name)]
     if twice:
         at = {name: [place for place, other in enumerate(names) if other == name] for name in twice[:SHOWN]}
-        told = [f"{name!r} ({first_few(places[:SHOWN], len(places), 'column')})" for name, places in at.items()]
-        message = f"Feature names must differ; used more than once: {first_few(told, len(twice), 'name')}."
+        shown = [f"{name!r} ({first_few(found[:SHOWN], len(found), 'column')})" for name, found in at.items()]
+        message = f"Feature names must differ; used more than once: {first_few(shown, len(twice), 'name')}."
         remedy = "Columns are counted from 0. Rename the columns, or merge those that mean the same."
-        columns = tuple(sorted(place for places in at.values() for place in places)[:SHOWN])
+        columns = tuple(sorted(place for found in at.values() for place in found)[:SHOWN])
         yield Finding("duplicate-names", "error", message, remedy, columns=columns, count=len(twice))
     if empty:
         message = f"Columns without a name: {first_few(empty[:SHOWN], len(empty), 'column')}, counted from 0."
@@ -334,8 +334,8 @@ def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
         yield Finding("missing-names", "error", message, remedy, columns=tuple(empty[:SHOWN]), count=len(empty))
     others = [place for place, name in enumerate(names) if not isinstance(name, str) and place not in set(empty)]
     if others:
-        told = [f"{place} ({names[place]!r})" for place in others[:SHOWN]]
-        message = f"Feature names must be text; they are not in {first_few(told, len(others), 'column')}."
+        shown = [f"{place} ({names[place]!r})" for place in others[:SHOWN]]
+        message = f"Feature names must be text; they are not in {first_few(shown, len(others), 'column')}."
         remedy = "Make all of them text: X.columns = X.columns.astype(str)."
         yield Finding("name-type", "error", message, remedy, columns=tuple(others[:SHOWN]), count=len(others))
 

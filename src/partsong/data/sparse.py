@@ -14,7 +14,7 @@ from partsong.core.runtime import cached_property
 from partsong.data.csr import CHUNK, GATHER_COST, CsrRows, chunks
 from partsong.data.dense import FEW_COMPONENTS
 from partsong.kernels import csr_products, fused_steps, numpy_backend
-from partsong.kernels.fused_steps import Move, Turns, most_turns
+from partsong.kernels.fused_steps import FusedSteps, StepRule, max_steps_per_call
 
 TRUSTED = 1e-11
 """Squared errors below this share of ‖X‖² are mostly rounding where they are a difference of sums."""
@@ -91,18 +91,18 @@ class SparseMatrix(CsrRows):
         runtime.map_ranges(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
 
-    def most_turns(self, rank: int, move: Move) -> int:
+    def max_steps_per_call(self, rank: int, move: StepRule) -> int:
         """So many that a call takes a fraction of a second; none without a copy by column, or where threads share."""
         if self.by_column is None or len(self._pieces(self.by_row, rank, 2 * rank)) > 1:
             return 0
-        return most_turns(4.0 * rank * GATHER_COST * self.stored, self.shape, rank, move)
+        return max_steps_per_call(4.0 * rank * GATHER_COST * self.stored, self.shape, rank, move)
 
-    def take_turns(
-        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns
+    def run_fused_steps(
+        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: FusedSteps
     ) -> None:
         """By rows, then by columns; see solvers.local_steps."""
         by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
-        fused_steps.on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
+        fused_steps.run_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
 
     def rows(self, indices: np.ndarray) -> SparseMatrix:
         from scipy.sparse import csr_array

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partsong.data.scan import BLOCK_BYTES, blanks, is_sparse, places, repeated
+from partsong.data.scan import BLOCK_BYTES, find_cells, is_sparse, repeated, scan_zeros
 from partsong.data.table import Table
 
 Marks = tuple[tuple[str, Any], ...]
@@ -56,10 +56,10 @@ def offending_rows(table: Table) -> Iterator[tuple[Any, ...]]:
     if X.dtype.kind not in "biuf" or 0 in X.shape:
         return
     for kind, is_marked in _MARKS if X.dtype.kind == "f" else _MARKS[2:]:
-        for row in places(X, is_marked).rows.tolist():
+        for row in find_cells(X, is_marked).rows.tolist():
             columns = _marked_columns(X, row, is_marked)
             yield _line(table, row, "error", kind, len(columns), int(columns[0]))
-    for row in blanks(X).zero_rows.tolist():
+    for row in scan_zeros(X).zero_rows.tolist():
         yield _line(table, row, "note", "zero-row", int(X.shape[1]), 0)
 
 

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.conversion import array_of, form_errors
+from partsong.data.conversion import array_errors, to_array
 from partsong.data.scan import (
     SHOWN,
     Finding,
     Indices,
-    Places,
-    blanks,
+    MarkedCells,
     extremes,
-    few,
+    find_cells,
+    first_indices,
     is_sparse,
-    labelled,
+    label_positions,
     name_errors,
-    places,
+    scan_zeros,
 )
 from partsong.errors import DataError, FeatureError, PartsongError, ShapeError, UnreadableError, first_few
 
@@ -91,14 +91,22 @@ def _finding(
 ) -> Finding:
     columns = doubtful[at]
     told = [
-        f"row {row}, column {labelled(column, feature_names)[0]}: {_short(cells[row, place])}"
+        f"row {row}, column {label_positions(column, feature_names)[0]}: {_short(cells[row, place])}"
         for row, place, column in zip(rows[:SHOWN], at[:SHOWN], columns[:SHOWN, None], strict=True)
     ]
     reason = _complaint(cells[rows[0], at[0]]) or "numbers written as text are text"
     more = f" (and {rows.size - SHOWN} more)" if rows.size > SHOWN else ""
     message = f"{rows.size} cell(s) are not numbers: {'; '.join(told)}{more}; counted from 0; {reason}."
     remedy = "Take text columns out, encode categories as numbers, fill gaps, and convert with X.astype(float)."
-    return Finding("non-numeric", "error", message, remedy, few(np.unique(rows)), few(np.unique(columns)), rows.size)
+    return Finding(
+        "non-numeric",
+        "error",
+        message,
+        remedy,
+        first_indices(np.unique(rows)),
+        first_indices(np.unique(columns)),
+        rows.size,
+    )
 
 
 def _kinds(X: Any) -> list[str]:
@@ -151,7 +159,7 @@ def inspect(
     unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}
     if unreadable.intersection(finding.kind for finding in errors):
         return errors
-    return errors + tuple(_notes(array_of(X), feature_names, sample_names))
+    return errors + tuple(_notes(to_array(X), feature_names, sample_names))
 
 
 def require_factorizable(
@@ -163,17 +171,17 @@ def require_factorizable(
     refused, and rows are told to be its own.
     """
     for finding in _errors(X, feature_names, None, dtype, party):
-        raise error_of(finding)
+        raise error_from(finding)
 
 
 def require_transformable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
     """The same for rows that a model gets to see: they may be as small as they like, since nothing is squared."""
     for finding in _errors(X, feature_names, None, dtype):
         if finding.kind != "too-small":
-            raise error_of(finding)
+            raise error_from(finding)
 
 
-def error_of(finding: Finding) -> PartsongError:
+def error_from(finding: Finding) -> PartsongError:
     """The typed error that says what a finding says."""
     return _ERRORS[finding.kind](f"{finding.message} {finding.remedy}".rstrip())
 
@@ -182,11 +190,11 @@ def _errors(
     X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, dtype: Any = None, party: str = ""
 ) -> Iterator[Finding]:
     try:
-        matrix = array_of(X)
+        matrix = to_array(X)
     except UnreadableError as error:
         yield Finding("container", "error", str(error), "")
         return
-    form = next(chain(cell_errors(matrix, feature_names), form_errors(matrix)), None)
+    form = next(chain(cell_errors(matrix, feature_names), array_errors(matrix)), None)
     if form is not None:
         yield form
         return
@@ -207,10 +215,12 @@ def _value_errors(
         yield from _scale_error(high, dtype)
         return
     for kind, what, remedy, is_marked in _FAULTS:
-        found = places(X, is_marked)
+        found = find_cells(X, is_marked)
         if found.count:
             message = f"{what}: {found.count} cell(s), in {_where(found, feature_names, sample_names, party)}."
-            yield Finding(kind, "error", message, remedy, few(found.rows), few(found.columns), found.count)
+            yield Finding(
+                kind, "error", message, remedy, first_indices(found.rows), first_indices(found.columns), found.count
+            )
 
 
 def _scale_error(high: float, dtype: np.dtype[Any]) -> Iterator[Finding]:
@@ -235,24 +245,28 @@ _FAULTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 )
 
 
-def _where(found: Places, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, party: str) -> str:
-    rows = first_few(labelled(found.rows, sample_names), found.rows.size, "row")
-    columns = first_few(labelled(found.columns, feature_names), found.columns.size, "column")
+def _where(
+    found: MarkedCells, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None, party: str
+) -> str:
+    rows = first_few(label_positions(found.rows, sample_names), found.rows.size, "row")
+    columns = first_few(label_positions(found.columns, feature_names), found.columns.size, "column")
     return f"{rows}{f' of party {party!r}' if party else ''}; {columns}; counted from 0"
 
 
 def _notes(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
-    found = blanks(X)
+    found = scan_zeros(X)
     if found.zero_rows.size == X.shape[0]:
         yield Finding("all-zero", "note", "Every value is zero.", "Check the file: a fit of nothing is nothing.")
         return
     if found.zero_rows.size:
-        text = first_few(labelled(found.zero_rows, sample_names), found.zero_rows.size, "row")
+        text = first_few(label_positions(found.zero_rows, sample_names), found.zero_rows.size, "row")
         message, remedy = (
             f"All zero: {text}, counted from 0.",
             "Harmless: their weights are 0. Drop them if unexpected.",
         )
-        yield Finding("zero-rows", "note", message, remedy, rows=few(found.zero_rows), count=found.zero_rows.size)
+        yield Finding(
+            "zero-rows", "note", message, remedy, rows=first_indices(found.zero_rows), count=found.zero_rows.size
+        )
     yield from _column_note("zero-columns", "All zero", _EMPTY_COLUMN, found.zero_columns, feature_names)
     yield from _column_note(
         "constant-columns", "One value in all rows", _CONSTANT, found.constant_columns, feature_names
@@ -263,9 +277,9 @@ def _column_note(
     kind: str, what: str, remedy: str, columns: Indices, feature_names: Sequence[str] | None
 ) -> Iterator[Finding]:
     if columns.size:
-        text = first_few(labelled(columns, feature_names), columns.size, "column")
+        text = first_few(label_positions(columns, feature_names), columns.size, "column")
         message = f"{what}: {text}, counted from 0."
-        yield Finding(kind, "note", message, remedy, columns=few(columns), count=columns.size)
+        yield Finding(kind, "note", message, remedy, columns=first_indices(columns), count=columns.size)
 
 
 def identifier_columns(X: Any, feature_names: Sequence[str] | None = None) -> Indices:
@@ -282,14 +296,16 @@ def identifier_findings(X: Any, feature_names: Sequence[str] | None = None) -> t
     found = identifier_columns(X, feature_names)
     if not found.size:
         return ()
-    shown = first_few(labelled(found, feature_names), found.size, "column")
+    shown = first_few(label_positions(found, feature_names), found.size, "column")
     message = f"Looks like numbers of rows rather than measurements: {shown}, counted from 0."
     name = "…" if feature_names is None else feature_names[int(found[0])]
     remedy = (
         f"A fit takes it for a feature. Name {name!r} as the label to leave it out, or, in text files, put it first "
         "under the title 'sample' so that it names the rows."
     )
-    return (Finding("identifier-columns", "note", message, remedy, columns=few(found), count=int(found.size)),)
+    return (
+        Finding("identifier-columns", "note", message, remedy, columns=first_indices(found), count=int(found.size)),
+    )
 
 
 def _is_titled(X: Any, at: int, title: str) -> bool:

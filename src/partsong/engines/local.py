@@ -177,7 +177,7 @@ class Local:
         answers = self._parties.answer(ask)
         served = serve(answers)
         self._seen = dict(answers.messages)
-        if ask.phase + 1 == self._phases and not served.is_again:
+        if ask.phase + 1 == self._phases and not served.must_restart:
             self._parties.end_sum()
         return served
 

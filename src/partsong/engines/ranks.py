@@ -175,7 +175,7 @@ class Ranks:
         messages, note = at_the_server(communicator, work)
         served = here[0] if here else _from_parcel(messages[""], note)
         self._seen = dict(answers.messages)
-        if ask.phase + 1 == self._reduction.phases and not served.is_again:
+        if ask.phase + 1 == self._reduction.phases and not served.must_restart:
             self._parties.end_sum()
         return served
 
@@ -270,7 +270,7 @@ def check_that_sums_suffice(aggregation: Aggregation, reduction: Reduction) -> N
 def _as_parcel(served: Served) -> tuple[Mapping[str, Message], list[object]]:
     faults = {name: as_text(error) for name, error in served.faults.items()}
     names = [list(served.included), list(served.worked)]
-    return {"": served.message}, [*names, faults, dict(served.sizes), served.reply_bytes, served.is_again]
+    return {"": served.message}, [*names, faults, dict(served.sizes), served.reply_bytes, served.must_restart]
 
 
 def _from_parcel(message: Message, note: Sequence[Any]) -> Served:

@@ -137,7 +137,7 @@ class SumServer:
         if ask.kind == "work":
             require_cohort(self.cohort, able, ask.index, faults)
             if len(able) < len(ask.names) and reduction.hides_uploads and ask.phase == 0:
-                return Served(included=able, faults=answers.faults, is_again=True)
+                return Served(included=able, faults=answers.faults, must_restart=True)
         participants = able if self.attempt.first == 0 else self.attempt.asked
         context = self.context or ReductionContext(ask.index, participants, self.run.layout, self.point.model)
         state, message = reduction.server_step(ask.phase, answers.messages, self.state, context)
@@ -220,7 +220,7 @@ def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | 
         server = SumServer(run, point, attempt, cohort, point.sums)
         served = _work(run, server, stops)
         refused = {**attempt.refused, **served.faults}
-        if not served.is_again:
+        if not served.must_restart:
             return _phases(run, server, served, refused, stops)
         attempt = RoundAttempt(point.index, attempt.attempt + 1, served.included, refused=refused)
 

@@ -35,7 +35,7 @@ from partsong.errors import (
     ParameterError,
     PartsongError,
     ShapeError,
-    reworded,
+    with_message,
 )
 from partsong.estimators.validation import (
     MISSING,
@@ -50,8 +50,8 @@ from partsong.estimators.validation import (
     warn_of_unknown,
     whole_seed,
 )
-from partsong.io.blocks import Source, open_source, require_sound
-from partsong.io.opening import Wanted
+from partsong.io.blocks import BlockSource, open_source, validate_block
+from partsong.io.opening import ReadOptions
 from partsong.io.weights import require_weight_ending, shard_path
 from partsong.io.write import require_writable_file
 from partsong.methods.registry import Problem
@@ -172,7 +172,7 @@ def fit_on_ranks(
     engine: str,
     random_state: Any = None,
     overwrite: bool = False,
-    reading: Wanted = Wanted(),
+    reading: ReadOptions = ReadOptions(),
     look: Callable[[Table], None] = lambda table: None,
     note: str = "",
 ) -> DistributedFit:
@@ -320,7 +320,11 @@ def _require_same(communicator: Communicator, arguments: Mapping[str, Any]) -> N
 
 
 def _read(
-    X: Any, settings: DistributedSettings, communicator: Communicator, reading: Wanted, look: Callable[[Table], None]
+    X: Any,
+    settings: DistributedSettings,
+    communicator: Communicator,
+    reading: ReadOptions,
+    look: Callable[[Table], None],
 ) -> tuple[RankData, DistributedSettings]:
     """What this rank holds of X, and the settings with what the data decide."""
     given = share_values(communicator, "path" if isinstance(X, str | os.PathLike) else "rows")
@@ -346,7 +350,9 @@ def _completed(settings: DistributedSettings, shape: tuple[int, int], dtype: Any
     return replace(settings, n_components=rank, dtype=settings.dtype or str(float_type(dtype)))
 
 
-def open_on_all_ranks(path: str | os.PathLike[str], communicator: Communicator, wanted: Wanted = Wanted()) -> Source:
+def open_on_all_ranks(
+    path: str | os.PathLike[str], communicator: Communicator, wanted: ReadOptions = ReadOptions()
+) -> BlockSource:
     """Open a file at every rank; refuse files that differ in shape, number type, size, or first and last bytes."""
     source = together(communicator, lambda: open_source(path, wanted))
     own = f"{source.shape[0]} × {source.shape[1]}, {source.dtype}, {_mark_of(source)}"
@@ -359,7 +365,7 @@ def open_on_all_ranks(path: str | os.PathLike[str], communicator: Communicator, 
     return source
 
 
-def _mark_of(source: Source) -> str:
+def _mark_of(source: BlockSource) -> str:
     """The size of a file and a checksum of its first and last bytes: enough to tell other data, and quickly read."""
     with source.path.open("rb") as file:
         checksum = zlib.crc32(file.read(MARKED_BYTES))
@@ -389,7 +395,7 @@ def _rows_at(settings: DistributedSettings, rank: int, n_rows: int) -> tuple[int
 
 
 def read_rows(
-    source: Source,
+    source: BlockSource,
     settings: DistributedSettings,
     communicator: Communicator,
     look: Callable[[Table], None] = lambda table: None,
@@ -406,7 +412,7 @@ def read_rows(
             return None, 0.0
         X = source.block(rows)
         held = _known(X, source) if settings.has_gaps else X
-        require_sound(held, source, rows[0], dtype=settings.dtype)
+        validate_block(held, source, rows[0], dtype=settings.dtype)
         if communicator.rank == settings.workers.start:
             look(Table(X, source.feature_names, source=str(source.path)))
         if settings.has_gaps:
@@ -420,16 +426,16 @@ def read_rows(
 
     matrix, high = together(communicator, read)
     known = _require_usable(str(source.path), matrix, high, settings, communicator)
-    read_whole = source.after_reading(rows)
+    read_whole = source.released(rows)
     names = together(communicator, lambda: read_whole.sample_names(rows) if matrix is not None else None)
     return RankData(source.shape, spans, matrix, source.feature_names, names, known)
 
 
-def _known(X: Any, source: Source) -> Any:
+def _known(X: Any, source: BlockSource) -> Any:
     try:
         return known_cells(X)
     except PartsongError as error:
-        raise reworded(error, f"{source.path}: {error}") from error
+        raise with_message(error, f"{source.path}: {error}") from error
 
 
 def _require_usable(
@@ -477,7 +483,7 @@ def _from_rows(
         try:
             require_transformable(rows, names, completed.dtype)
         except PartsongError as error:
-            raise reworded(error, f"Rows of rank {communicator.rank}: {error}") from error
+            raise with_message(error, f"Rows of rank {communicator.rank}: {error}") from error
         return as_matrix(rows, completed.dtype), extremes(rows)[1]
 
     matrix, high = together(communicator, made)

@@ -15,10 +15,18 @@ from partsong.core.interfaces import Array, Layout, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, float_type, is_tensor
 from partsong.data.observed import known_cells, observed
-from partsong.data.party_columns import Columns, of_other_columns, require_same_columns, require_somebody
+from partsong.data.party_columns import Columns, parties_with_other_columns, require_any_party, require_same_columns
 from partsong.data.scan import column_labels, column_names, repeated
 from partsong.data.validation import require_factorizable
-from partsong.errors import CompositionError, DataError, ParameterError, PartsongError, ShapeError, first_few, reworded
+from partsong.errors import (
+    CompositionError,
+    DataError,
+    ParameterError,
+    PartsongError,
+    ShapeError,
+    first_few,
+    with_message,
+)
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
 from partsong.methods.privacy_request import PartyPrivacy, Privacy, RowPrivacy, upload_bound
 from partsong.methods.registry import private_methods
@@ -88,10 +96,12 @@ def drop_invalid_parties(
         except PartsongError as error:
             faults[label] = str(error)
     faults |= _in_other_places({label: parties[label] for label in rows})
-    faults |= of_other_columns({label: Columns(X.shape[1], column_labels(parties[label])) for label, X in rows.items()})
+    faults |= parties_with_other_columns(
+        {label: Columns(X.shape[1], column_labels(parties[label])) for label, X in rows.items()}
+    )
     while True:
         kept, faults = [n for n in labels if n not in faults], {n: faults[n] for n in labels if n in faults}
-        require_somebody(kept, faults)
+        require_any_party(kept, faults)
         chosen = dtype if dtype is not None else common_type([rows[label] for label in kept])
         found = {label: _fault(label, rows[label], column_names(parties[label]), chosen, has_gaps) for label in kept}
         if not any(found.values()):
@@ -352,7 +362,7 @@ def _at(label: str) -> Iterator[None]:
     try:
         yield
     except PartsongError as error:
-        raise reworded(error, f"In party {label!r}: {error}") from error
+        raise with_message(error, f"In party {label!r}: {error}") from error
 
 
 PROGRAM = (

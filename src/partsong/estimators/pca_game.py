@@ -14,7 +14,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Outcome
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import graceful_interrupt
-from partsong.data.centered import Centred, require_finite, require_variance
+from partsong.data.centered import CenteredMatrix, require_finite, require_variance
 from partsong.data.conversion import as_matrix, float_type
 from partsong.data.scan import column_names
 from partsong.errors import DivergenceWarning, ParameterError
@@ -125,7 +125,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         with runtime.limit_kernel_threads(runtime.available_threads()):
-            data = Centred(as_matrix(rows, np.float64), self.mean_.astype(np.float64), math.nan)
+            data = CenteredMatrix(as_matrix(rows, np.float64), self.mean_.astype(np.float64), math.nan)
             return data.times(self.components_.T.astype(np.float64)).astype(self.components_.dtype)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
@@ -138,7 +138,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         rows = self._read(X, reset=True)
         seed = whole_seed(self.random_state)
         with runtime.limit_kernel_threads(runtime.available_threads()), graceful_interrupt() as interrupts:
-            data = Centred.of(rows, center=bool(self.center))
+            data = CenteredMatrix.of(rows, center=bool(self.center))
             require_variance(data, center=bool(self.center))
             match = self._match(game, data.shape, seed)
             with progress(self.verbose, match.max_iter, None, f"PCA game of {data.shape[0]} × {data.shape[1]}") as bar:
@@ -188,7 +188,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         batch = None if self.batch_size is None else int(self.batch_size)
         return Match(game, rank, seed, int(self.max_iter), float(self.tol), batch)
 
-    def _keep(self, played: Played, data: Centred, precision: np.dtype[Any]) -> np.ndarray:
+    def _keep(self, played: Played, data: CenteredMatrix, precision: np.dtype[Any]) -> np.ndarray:
         V = np.linalg.qr(played.profile.V)[0]
         scores = data.times(V)
         energies = np.square(scores).sum(axis=0)
@@ -215,7 +215,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return tags
 
 
-def _shown(bar: Any, data: Centred) -> Any:
+def _shown(bar: Any, data: CenteredMatrix) -> Any:
     """A pass as the bar shows it, with the error of the projection, √(1 − Σ u_i / tr M)."""
     variance = data.energy / data.shape[0]
 

@@ -17,11 +17,11 @@ from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.renamed import hint
 from partsong.core.streams import fresh_seed
-from partsong.data.conversion import array_of, as_matrix, form_errors
+from partsong.data.conversion import array_errors, as_matrix, to_array
 from partsong.data.observed import ObservedMatrix, observed
 from partsong.data.scan import SHOWN, column_labels, column_names
 from partsong.data.table import Table
-from partsong.data.validation import cell_errors, error_of, require_factorizable, require_transformable
+from partsong.data.validation import cell_errors, error_from, require_factorizable, require_transformable
 from partsong.errors import (
     DataError,
     DataTypeError,
@@ -89,9 +89,9 @@ def numbers_of(X: Any) -> Any:
     from sklearn.utils.validation import check_array  # takes half a second, which commands need not wait for
 
     names = column_names(X)
-    held = X if column_labels(X) is not None else array_of(X)
+    held = X if column_labels(X) is not None else to_array(X)
     for finding in cell_errors(held, names):
-        raise error_of(finding)
+        raise error_from(finding)
     try:
         rows = check_array(
             held,
@@ -105,8 +105,8 @@ def numbers_of(X: Any) -> Any:
         )
     except (TypeError, ValueError) as error:
         raise UnreadableError(f"{error} Convert the data to a NumPy array of numbers first.") from error
-    for finding in form_errors(rows):
-        raise error_of(finding)
+    for finding in array_errors(rows):
+        raise error_from(finding)
     return held if isinstance(held, np.memmap) else rows  # scikit-learn makes a map a plain view; maps give pages back
 
 
@@ -248,7 +248,7 @@ def check_weights(W: Any, rank: int) -> np.ndarray:
 
 def numeric(name: str, values: Any) -> np.ndarray:
     """A dense array of numbers."""
-    held = array_of(values.toarray() if hasattr(values, "tocsr") else values)
+    held = to_array(values.toarray() if hasattr(values, "tocsr") else values)
     for finding in cell_errors(held):
         raise UnreadableError(f"{name}: {finding.message} {finding.remedy}")
     if held.dtype.kind not in "biuf":

@@ -15,7 +15,7 @@ from scipy import sparse
 from partsong import kernels
 from partsong.core.interfaces import Array
 from partsong.errors import DataError, DataTypeError, FormatError, ParameterError, ShapeError
-from partsong.io.opening import open_bytes, parsing, place_of
+from partsong.io.opening import open_bytes, parse_errors, resolve_path
 
 WINDOW = 110
 """Words in a window of C_v (Röder, Both & Hinneburg, 2015)."""
@@ -147,7 +147,7 @@ def word_vectors(table: Any, words: Iterable[str]) -> Vectors:
     """
     wanted = set(words)
     if isinstance(table, (str, os.PathLike)):
-        path = place_of(table)
+        path = resolve_path(table)
         found = _from_npz(path, wanted) if path.suffix.lower() == ".npz" else _from_text(path, wanted)
     elif hasattr(table, "key_to_index") and hasattr(table, "vectors"):
         found = {word: table.vectors[table.key_to_index[word]] for word in wanted if word in table.key_to_index}
@@ -182,7 +182,7 @@ def _as_vector(word: str, values: Any) -> np.ndarray:
 
 
 def _from_npz(path: Path, wanted: Collection[str]) -> Mapping[str, Any]:
-    with parsing(path, "word vectors"), path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+    with parse_errors(path, "word vectors"), path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     texts = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "US"]
     tables = [name for name, array in arrays.items() if array.ndim == 2 and array.dtype.kind in "fiu"]
@@ -203,7 +203,7 @@ def _from_npz(path: Path, wanted: Collection[str]) -> Mapping[str, Any]:
 def _from_text(path: Path, wanted: Collection[str]) -> Mapping[str, Any]:
     names = {word.encode("utf-8", "surrogatepass"): word for word in wanted}
     found: dict[str, Any] = {}
-    with parsing(path, "word vectors"), open_bytes(path) as stream:
+    with parse_errors(path, "word vectors"), open_bytes(path) as stream:
         size: int | None = None
         stated: int | None = None
         number = 0

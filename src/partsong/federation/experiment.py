@@ -17,7 +17,7 @@ from msgspec import Meta
 from partsong import methods
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Program, Reduction, Schedule
-from partsong.core.parameters import nearest, read_toml
+from partsong.core.parameters import read_toml, suggest_name
 from partsong.engines.rounds import sample_participants
 from partsong.errors import ParameterError
 from partsong.estimators.parties import require_privacy
@@ -29,9 +29,9 @@ from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.topics.agreement.protocol import VocabularyAgreement
 from partsong.topics.fitting import weighting_of
-from partsong.topics.shared_vocabulary import AGREE, LONGEST, WordRule
+from partsong.topics.shared_vocabulary import AGREE, LONGEST, VocabularyConfig
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import TFIDF, Vocabulary, Weighing
+from partsong.topics.vocabulary import TFIDF, TextVectorizer, Vocabulary
 
 METHODS = tuple(dict.fromkeys((*methods.names(), *methods.names(methods.TEXTS))))
 """All that an experiment can name, and a site can allow."""
@@ -132,7 +132,7 @@ class Experiment:
         if why := NOT_BETWEEN_SITES.get(self.method.replace("_", "-")):
             raise ParameterError(f"{self.method!r} {why}.")
         if self.method not in METHODS:
-            raise ParameterError(f"method is {self.method[:60]!r}. {nearest(self.method, METHODS)}")
+            raise ParameterError(f"method is {self.method[:60]!r}. {suggest_name(self.method, METHODS)}")
         self._check_ends()
         self._check_options()
         if self.privacy:
@@ -354,10 +354,10 @@ class TextRule:
         return replace(found, weighting=weighting_of(found.weighting, method))
 
     @property
-    def rule(self) -> WordRule:
+    def rule(self) -> VocabularyConfig:
         """Which words are kept."""
         limits = self.min_documents, self.min_parties, self.max_words, self.max_df, self.max_word_bytes
-        return WordRule(AGREE, *limits)
+        return VocabularyConfig(AGREE, *limits)
 
     @property
     def words(self) -> Words:
@@ -386,11 +386,11 @@ class TextRule:
         few = int(np.count_nonzero(np.asarray(documents) <= float(self.max_df) * max(1, n_documents)))
         return few if self.max_words is None else min(few, self.max_words)
 
-    def weighing(self, agreed: Vocabulary) -> Weighing:
+    def weighing(self, agreed: Vocabulary) -> TextVectorizer:
         """The words that are kept, and what they weigh."""
         kept = self.rule.pruned(agreed)
         frequencies = (kept.documents, kept.n_documents) if self.weighting == TFIDF else ()
-        return Weighing(self.words, Vocabulary(kept.words), *frequencies)
+        return TextVectorizer(self.words, Vocabulary(kept.words), *frequencies)
 
 
 # ---- drawn sites ----------------------------------------------------------------------------------------------------

@@ -21,10 +21,15 @@ from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.write import write_bytes
 from partsong.secure_aggregation.crypto import fingerprint
 from partsong.secure_aggregation.messages import Roster
-from partsong.topics.agreement.protocol import MOST_EXCHANGES, Candidate, agreed_vocabulary, masks_for_words
-from partsong.topics.agreement.tables import HeldWords
+from partsong.topics.agreement.protocol import (
+    MOST_EXCHANGES,
+    AgreementPartyState,
+    agreed_vocabulary,
+    secure_sum_for_words,
+)
+from partsong.topics.agreement.tables import PartyWords
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import Vocabulary, Weighing, inverse_frequencies
+from partsong.topics.vocabulary import TextVectorizer, Vocabulary, inverse_frequencies
 
 if TYPE_CHECKING:
     from partsong.federation.site.service import Site
@@ -55,7 +60,7 @@ class Texts:
         held = _held(self.documents, rule.words, run_key(self.key, run, roster or {}))
         return HeldData(replace(held, options=rule.told), (TEXTS,), self.secret)
 
-    def counted(self, weighing: Weighing) -> CountedData:
+    def counted(self, weighing: TextVectorizer) -> CountedData:
         """How often it has the agreed words, by weight."""
         frequencies = None if weighing.documents is None else tuple(np.asarray(weighing.documents).tolist())
         rows = _rows(self.documents, weighing.words, weighing.vocabulary, frequencies, weighing.n_documents)
@@ -89,7 +94,7 @@ class CountedData(TextData):
     same frequencies of these words.
     """
 
-    weighing: Weighing | None = field(repr=False, default=None)
+    weighing: TextVectorizer | None = field(repr=False, default=None)
     context: str = ""
 
 
@@ -102,9 +107,9 @@ def run_key(key: bytes, run: str, roster: Roster) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _held(documents: tuple[str, ...], words: Words, key: bytes) -> HeldWords:
+def _held(documents: tuple[str, ...], words: Words, key: bytes) -> PartyWords:
     """Read once in a process, as long as the texts stay as they are."""
-    return HeldWords.of(documents, words, key)
+    return PartyWords.of(documents, words, key)
 
 
 @lru_cache(maxsize=1)
@@ -112,7 +117,7 @@ def _rows(
     documents: tuple[str, ...], words: Words, vocabulary: Any, frequencies: tuple[int, ...] | None, n_documents: int
 ) -> Any:
     """Counted once in a process."""
-    weighing = Weighing(words, vocabulary, None if frequencies is None else np.array(frequencies), n_documents)
+    weighing = TextVectorizer(words, vocabulary, None if frequencies is None else np.array(frequencies), n_documents)
     return weighing.weighed(weighing.counted(documents)).rows.astype(np.float64)
 
 
@@ -166,7 +171,7 @@ def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> V
     """
     worked = None if counted is None else files.worked(counted)
     party = None if worked is None else worked.state
-    if not isinstance(party, Candidate) or party.agreed is None:
+    if not isinstance(party, AgreementPartyState) or party.agreed is None:
         raise Denied("out-of-step", "The agreement on words has ended before its last step was answered here.")
     try:
         with np.errstate(invalid="ignore"):  # what is no number comes out below 0
@@ -181,14 +186,14 @@ def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> V
     return agreed
 
 
-def has_own_counts(agreed: Vocabulary, held: HeldWords) -> bool:
+def has_own_counts(agreed: Vocabulary, held: PartyWords) -> bool:
     """Whether counts can be sums with this site's in them: 0 ≤ df − df_p ≤ n − n_p for each word."""
     own = held.frequencies_in({word: column for column, word in enumerate(agreed.words)})
     others, elsewhere = np.asarray(agreed.documents) - own, agreed.n_documents - held.n_documents
     return bool(others.min() >= 0 and others.max() <= elsewhere)
 
 
-def keep_vocabulary(folder: Path, weighing: Weighing) -> None:
+def keep_vocabulary(folder: Path, weighing: TextVectorizer) -> None:
     """The words beside the result of a run, one a line in the order of the columns: for its owner alone."""
     listed = "".join(f"{word}\n" for word in weighing.names)
     write_bytes(folder / LISTED, listed.encode("utf-8", "surrogatepass"), private=True)
@@ -218,7 +223,7 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
         site.policy.require_mask_bound(plan.mask_bound)
         if n_parties < 3 or rule.min_parties > n_parties:
             raise Denied("parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3.")
-        request, masks = replace(plan.request, parties=n_parties), masks_for_words(n_parties, roster)
+        request, masks = replace(plan.request, parties=n_parties), secure_sum_for_words(n_parties, roster)
         return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
 
     return replace(site, texts=None, data=texts.held(rule, run, roster), policy=policy, roster=roster, build=build)
@@ -244,7 +249,7 @@ def told_of_long(party: Any, program: Any) -> str:
     """For the log of a site whose words are in part too long for an agreement: how many, and the limit; else nothing.
     Words that are too long are in nothing that leaves, and neither is their number.
     """
-    if not isinstance(party, Candidate) or not party.n_too_long:
+    if not isinstance(party, AgreementPartyState) or not party.n_too_long:
         return ""
     return (
         f"{party.n_too_long} different words here, each in at least {program.min_documents} of the texts, have more "

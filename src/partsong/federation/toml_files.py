@@ -25,7 +25,7 @@ import msgspec
 import tomli_w
 from msgspec import Meta, inspect
 
-from partsong.core.parameters import nearest, read_toml
+from partsong.core.parameters import read_toml, suggest_name
 from partsong.errors import FormatError, ParameterError, PartsongError
 from partsong.io.write import write_text
 
@@ -107,7 +107,7 @@ def _unknown_name(value: Any, kind: inspect.Type, path: tuple[str, ...]) -> str:
     """Describe the first key, or value of `one_of`, that is not known; empty if there is none."""
     allowed, kind = _allowed(kind), _plain(kind)
     if isinstance(value, str) and allowed and value not in allowed:
-        return f": {'.'.join(path)} has {_short(value)}. {nearest(value, allowed)}"
+        return f": {'.'.join(path)} has {_short(value)}. {suggest_name(value, allowed)}"
     if isinstance(value, list | tuple) and isinstance(kind, inspect.ListType | inspect.VarTupleType):
         return next((found for item in value if (found := _unknown_name(item, kind.item_type, path))), "")
     if not isinstance(value, Mapping) or not isinstance(kind, inspect.DataclassType):
@@ -122,7 +122,7 @@ def _unknown_name(value: Any, kind: inspect.Type, path: tuple[str, ...]) -> str:
 
 
 def _unknown(key: str, full: str, known: Collection[str], advice: Mapping[str, str]) -> str:
-    return f" has no setting {_short(full)}. {advice.get(key) or nearest(str(key), known)}"
+    return f" has no setting {_short(full)}. {advice.get(key) or suggest_name(str(key), known)}"
 
 
 def _keys_in(message: str) -> list[str]:

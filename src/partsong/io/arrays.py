@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from partsong.data.table import Table
 from partsong.errors import FormatError, ParameterError, ShapeError
-from partsong.io.opening import GZIP_RATIO, Wanted, parsing, require_plausible
+from partsong.io.opening import GZIP_RATIO, ReadOptions, parse_errors, require_plausible
 
 FEATURE_KEYS = ("feature_names", "genes", "features")
 SAMPLE_KEYS = ("sample_names", "samples")
@@ -38,7 +38,7 @@ class Header:
         return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 
-def header_of(stream: IO[bytes]) -> Header:
+def read_header(stream: IO[bytes]) -> Header:
     """From the beginning of an array; the stream is left where its values begin."""
     version = np.lib.format.read_magic(stream)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -62,13 +62,13 @@ def member_headers(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, 
         if member.file_size > ratio * min(member.compress_size, path.stat().st_size) + ratio:
             raise FormatError(f"{where}: claims {member.file_size} bytes, more than its place can hold. {RESAVE}")
         with archive.open(member) as stream:
-            header = header_of(stream)
+            header = read_header(stream)
         if not header.dtype.hasobject:
-            require_honest(where, header, member.file_size)
+            require_stated_size(where, header, member.file_size)
         yield member.filename.removesuffix(".npy"), header
 
 
-def require_honest(where: str, header: Header, held: int) -> None:
+def require_stated_size(where: str, header: Header, held: int) -> None:
     """Refuse an array that is not as long as it says."""
     if not header.dtype.hasobject and header.n_bytes != held:
         raise FormatError(
@@ -99,9 +99,9 @@ def names_in(
     return None
 
 
-def read_npy(path: Path, wanted: Wanted) -> Table:
+def read_npy(path: Path, wanted: ReadOptions) -> Table:
     """Open a .npy as a memory map; nothing is read until it is used."""
-    with parsing(path, "a NumPy array"):
+    with parse_errors(path, "a NumPy array"):
         X = open_npy(path)
         return Table(_native(X.T if wanted.transpose else X), source=str(path))
 
@@ -109,20 +109,20 @@ def read_npy(path: Path, wanted: Wanted) -> Table:
 def open_npy(path: Path) -> npt.NDArray[Any]:
     """The array of a .npy, left on disk where that is possible; its header is held against the size of the file."""
     with path.open("rb") as stream:
-        header = header_of(stream)
-    require_honest(str(path), header, path.stat().st_size)
+        header = read_header(stream)
+    require_stated_size(str(path), header, path.stat().st_size)
     require_numbers(str(path), header.dtype)
     on_disk = header.n_bytes > header.offset and header.dtype.isnative
     found: npt.NDArray[Any] = np.load(path, mmap_mode="r" if on_disk else None, allow_pickle=False)
     return found
 
 
-def read_npz(path: Path, wanted: Wanted) -> Table:
+def read_npz(path: Path, wanted: ReadOptions) -> Table:
     """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train'), and names and labels that fit it.
 
     SciPy's sparse kind may hold names and labels beside the matrix as well.
     """
-    with parsing(path, "an .npz archive"):
+    with parse_errors(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
             headers = dict(member_headers(path, archive))
         is_sparse = {"format", "shape", "data"} <= headers.keys()

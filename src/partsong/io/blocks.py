@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partsong.data.scan import BLOCK_BYTES, Finding, few, give_back_block, is_sparse, mapping, places
+from partsong.data.scan import BLOCK_BYTES, Finding, file_mapping, find_cells, first_indices, is_sparse, release_block
 from partsong.data.table import Table
 from partsong.data.validation import inspect, require_transformable
-from partsong.errors import DataError, PartsongError, ShapeError, first_few, reworded
+from partsong.errors import DataError, PartsongError, ShapeError, first_few, with_message
 from partsong.io.arrays import FEATURE_KEYS, SAMPLE_KEYS, Header, member_headers, names_in, open_npy, require_numbers
-from partsong.io.opening import Wanted, parsing, place_of, require_plausible
-from partsong.io.read import file_at, read_wanted
-from partsong.io.sparse_archive import Span, Strip, Strips
+from partsong.io.opening import ReadOptions, parse_errors, require_plausible, resolve_path
+from partsong.io.read import data_file, read_wanted
+from partsong.io.sparse_archive import ArchivedArray, ArchivedMatrix, Span
 
 COMPRESSED = {"csr", "csc"}
 
@@ -31,10 +31,10 @@ Names = tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BlockSource:
     """A file that blocks can be read of; rows are samples, as if it had been turned where that was asked for.
 
-    `holds_all` tells of a file that was read whole to get here.
+    `is_loaded` tells of a file that was read whole to get here.
     """
 
     path: Path
@@ -43,7 +43,7 @@ class Source:
     feature_names: Names
     names_of_samples: Callable[[], Names]
     cut: Callable[[Span, Span], Any]
-    holds_all: bool = False
+    is_loaded: bool = False
     named_from: int = 0
 
     def block(self, rows: Span | None = None, columns: Span | None = None) -> Any:
@@ -52,7 +52,7 @@ class Source:
         for what, (start, stop), size in zip(("rows", "columns"), spans, self.shape, strict=True):
             if not 0 <= start < stop <= size:
                 raise ShapeError(f"{self.path}: has no {what} {start} to {stop - 1}; there are {size}, counted from 0.")
-        with parsing(self.path, "a matrix"):
+        with parse_errors(self.path, "a matrix"):
             return self.cut(*spans)
 
     def sample_names(self, rows: Span) -> Names:
@@ -60,17 +60,17 @@ class Source:
         names = self.names_of_samples()
         return None if names is None else names[rows[0] - self.named_from : rows[1] - self.named_from]
 
-    def after_reading(self, rows: Span) -> Source:
+    def released(self, rows: Span) -> BlockSource:
         """The same without a table that was read whole; of the names of its samples those of some rows are kept."""
-        if not self.holds_all:
+        if not self.is_loaded:
             return self
         names = self.sample_names(rows)
         return replace(self, names_of_samples=lambda: names, cut=_has_gone, named_from=rows[0])
 
 
-def open_source(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> Source:
+def open_source(path: str | os.PathLike[str], wanted: ReadOptions = ReadOptions()) -> BlockSource:
     """A file by the ending of its name; of .npy and SciPy's .npz only what they say of themselves is read."""
-    place = file_at(place_of(path))
+    place = data_file(resolve_path(path))
     name = place.name.lower()
     if name.endswith(".npy"):
         return _array(place, wanted)
@@ -81,7 +81,9 @@ def open_source(path: str | os.PathLike[str], wanted: Wanted = Wanted()) -> Sour
     return _whole(read_wanted(place, wanted), place)
 
 
-def require_sound(block: Any, source: Source, first_row: int = 0, first_column: int = 0, dtype: Any = None) -> None:
+def validate_block(
+    block: Any, source: BlockSource, first_row: int = 0, first_column: int = 0, dtype: Any = None
+) -> None:
     """Refuse NaN, infinite and negative values by file and by rows and columns of the whole matrix.
 
     A block may be as small as it likes: whether squares vanish is a question about the whole.
@@ -94,7 +96,7 @@ def require_sound(block: Any, source: Source, first_row: int = 0, first_column: 
             findings = (finding for finding in inspect(block) if finding.kind in _MARKS)
             told = next((_globally(finding, block, first_row, first_column) for finding in findings), told)
         told = f"{source.path}: {told} `partsong check` shows all that is wrong with a file."
-        raise reworded(error, told) from error
+        raise with_message(error, told) from error
 
 
 def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -105,15 +107,15 @@ _MARKS: Mapping[str, Callable[[Any], Any]] = {"nan": np.isnan, "infinite": np.is
 
 
 def _globally(finding: Finding, block: Any, first_row: int, first_column: int) -> str:
-    found = places(block, _MARKS[finding.kind])
-    rows = first_few(few(found.rows + first_row), found.rows.size, "row")
-    columns = first_few(few(found.columns + first_column), found.columns.size, "column")
+    found = find_cells(block, _MARKS[finding.kind])
+    rows = first_few(first_indices(found.rows + first_row), found.rows.size, "row")
+    columns = first_few(first_indices(found.columns + first_column), found.columns.size, "column")
     what = finding.message.partition(":")[0]
     return f"{what}: {found.count} cell(s) of this block, in {rows}; {columns}; counted from 0. {finding.remedy}"
 
 
-def _array(path: Path, wanted: Wanted) -> Source:
-    with parsing(path, "a NumPy array"):
+def _array(path: Path, wanted: ReadOptions) -> BlockSource:
+    with parse_errors(path, "a NumPy array"):
         X = open_npy(path)
         if X.ndim != 2:
             Table(X, source=str(path))  # says what is wrong
@@ -122,12 +124,12 @@ def _array(path: Path, wanted: Wanted) -> Source:
         return _slabs(X, columns, rows).T if wanted.transpose else _slabs(X, rows, columns)
 
     shape = (X.shape[1], X.shape[0]) if wanted.transpose else (X.shape[0], X.shape[1])
-    return Source(path, shape, X.dtype.newbyteorder("="), None, lambda: None, cut)
+    return BlockSource(path, shape, X.dtype.newbyteorder("="), None, lambda: None, cut)
 
 
 def _slabs(X: npt.NDArray[Any], rows: Span, columns: Span) -> npt.NDArray[Any]:
     """A copy of a block, in the order of memory of X; pages of a mapped file are given back slab by slab."""
-    mapped, is_by_column = mapping(X), not X.flags.c_contiguous
+    mapped, is_by_column = file_mapping(X), not X.flags.c_contiguous
     out = np.empty(
         (rows[1] - rows[0], columns[1] - columns[0]), X.dtype.newbyteorder("="), "F" if is_by_column else "C"
     )
@@ -139,13 +141,13 @@ def _slabs(X: npt.NDArray[Any], rows: Span, columns: Span) -> npt.NDArray[Any]:
         into = tuple(slice(a - begin, b - begin) for (a, b), (begin, _) in zip(here, (rows, columns), strict=True))
         out[into] = X[slice(*here[0]), slice(*here[1])]
         if mapped is not None:
-            give_back_block(mapped, X, *here)
+            release_block(mapped, X, *here)
     return out
 
 
-def _compressed(path: Path, wanted: Wanted) -> Source | None:
+def _compressed(path: Path, wanted: ReadOptions) -> BlockSource | None:
     """SciPy's CSR or CSC, or None for what has to be read whole."""
-    with parsing(path, "an .npz archive"):
+    with parse_errors(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
             headers = dict(member_headers(path, archive))
         if not {"format", "shape", "data", "indices", "indptr"} <= headers.keys() or wanted.key or wanted.label:
@@ -169,15 +171,15 @@ def _compressed(path: Path, wanted: Wanted) -> Source | None:
         return strips.block(rows, columns) if is_by_row else strips.block(columns, rows).T.tocsr()
 
     dtype = headers["data"].dtype.newbyteorder("=")
-    return Source(path, shape, dtype, features, names_of_samples, cut)
+    return BlockSource(path, shape, dtype, features, names_of_samples, cut)
 
 
-def _strips(path: Path, headers: Mapping[str, Header], n_major: int, n_minor: int) -> Strips:
+def _strips(path: Path, headers: Mapping[str, Header], n_major: int, n_minor: int) -> ArchivedMatrix:
     require_numbers(str(path), headers["data"].dtype)
-    indptr, indices, data = (Strip(path, name, headers[name]) for name in ("indptr", "indices", "data"))
+    indptr, indices, data = (ArchivedArray(path, name, headers[name]) for name in ("indptr", "indices", "data"))
     if any(len(strip.header.shape) != 1 for strip in (indptr, indices, data)):
         raise ShapeError(f"{path}: indptr, indices and data of a sparse matrix have one dimension. Export it again.")
-    return Strips(path, n_major, n_minor, indptr, indices, data)
+    return ArchivedMatrix(path, n_major, n_minor, indptr, indices, data)
 
 
 def _word(array: npt.NDArray[Any]) -> str:
@@ -189,10 +191,10 @@ def _has_gone(rows: Span, columns: Span) -> Any:
     raise ValueError("what was read of it has been let go; open it again")
 
 
-def _whole(table: Table, path: Path) -> Source:
+def _whole(table: Table, path: Path) -> BlockSource:
     def cut(rows: Span, columns: Span) -> Any:
         part = table.X[slice(*rows), slice(*columns)]
         return part.copy() if not is_sparse(part) else part
 
     shape = int(table.X.shape[0]), int(table.X.shape[1])
-    return Source(path, shape, table.X.dtype, table.feature_names, lambda: table.sample_names, cut, holds_all=True)
+    return BlockSource(path, shape, table.X.dtype, table.feature_names, lambda: table.sample_names, cut, is_loaded=True)

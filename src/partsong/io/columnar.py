@@ -18,7 +18,7 @@ import numpy.typing as npt
 from partsong.data.scan import SHOWN
 from partsong.data.table import Table
 from partsong.errors import FeatureError, FormatError, ParameterError, first_few
-from partsong.io.opening import GZIP_RATIO, Wanted, optional, parsing, require_plausible
+from partsong.io.opening import GZIP_RATIO, ReadOptions, import_optional, parse_errors, require_plausible
 
 DEEPEST = 4  # obs / column / categories / values
 _HEAP_START = b"GCOL\x01\x00\x00\x00"
@@ -26,10 +26,10 @@ _HEAP_HEADER = _OBJECT_HEADER = 16
 _SAVE_AGAIN = "The file is damaged; copy it again, or save it again with write_h5ad."
 
 
-def read_parquet(path: Path, wanted: Wanted) -> Table:
+def read_parquet(path: Path, wanted: ReadOptions) -> Table:
     """Read the numeric columns as features; one text column (or a pandas index) names the samples; nulls become NaN."""
-    parquet = optional("pyarrow.parquet", "io")
-    with parsing(path, "Parquet"):
+    parquet = import_optional("pyarrow.parquet", "io")
+    with parse_errors(path, "Parquet"):
         table = parquet.read_table(path, partitioning=None)
         names = [str(name) for name in table.column_names]
         label_at = None if wanted.label is None else _find(path, names, wanted.label)
@@ -49,17 +49,17 @@ def read_parquet(path: Path, wanted: Wanted) -> Table:
         return Table(values, features, samples, labels, str(path))
 
 
-def read_h5ad(path: Path, wanted: Wanted) -> Table:
+def read_h5ad(path: Path, wanted: ReadOptions) -> Table:
     """Read X (or the layer that `key` names) with the names of observations and variables; a column of obs as labels.
 
     Only these parts are read; what else the file holds does not matter. The HDF5 library can crash on a damaged or
     hostile file (see `hdf5_honesty`): convert one that you do not trust to .csv, .npz or .parquet in a process, or on a
     machine, that may crash.
     """
-    h5py, anndata = optional("h5py", "io"), optional("anndata.io", "io")
-    with parsing(path, "AnnData"):
-        require_sound_heaps(path)
-    with parsing(path, "AnnData"), h5py.File(path, "r") as file:
+    h5py, anndata = import_optional("h5py", "io"), import_optional("anndata.io", "io")
+    with parse_errors(path, "AnnData"):
+        check_text_heaps(path)
+    with parse_errors(path, "AnnData"), h5py.File(path, "r") as file:
         place = "X" if wanted.key is None else f"layers/{wanted.key}"
         if place not in file:
             layers = ", ".join(map(repr, file.get("layers", ()))) or "none"
@@ -68,7 +68,7 @@ def read_h5ad(path: Path, wanted: Wanted) -> Table:
                 parameter="key",
             )
         for part in (place, "obs", "var"):
-            require_honest(path, h5py, file, part)
+            require_contained(path, h5py, file, part)
         X = _as_rows(path, file[place], anndata.read_elem(file[place]))
         obs, var = anndata.read_elem(file["obs"]), anndata.read_elem(file["var"])
         samples, features = tuple(map(str, obs.index)), tuple(map(str, var.index))
@@ -94,13 +94,13 @@ def _find(path: Path, names: list[str], label: str) -> int:
 
 
 def _is_numeric(kind: Any) -> bool:
-    types = optional("pyarrow", "io").types
+    types = import_optional("pyarrow", "io").types
     return any(check(kind) for check in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 
 def _is_text(table: Any, at: int) -> bool:
     """Whether a column can name samples: text, coded or not; an index that is stored may be of whole numbers."""
-    types = optional("pyarrow", "io").types
+    types = import_optional("pyarrow", "io").types
     kind = table.schema.field(at).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind))
@@ -127,7 +127,7 @@ def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
 
 
 def _stack(columns: list[Any], n_rows: int) -> npt.NDArray[Any]:
-    arrow = optional("pyarrow", "io")
+    arrow = import_optional("pyarrow", "io")
     decimals = arrow.types.is_decimal
     plain = [column.cast(arrow.float64()) if decimals(column.type) else column for column in columns]
     arrays = [np.asarray(column.to_numpy()) for column in plain]
@@ -139,7 +139,7 @@ def _stack(columns: list[Any], n_rows: int) -> npt.NDArray[Any]:
 
 
 def _as_labels(column: Any) -> npt.NDArray[Any]:
-    types = optional("pyarrow", "io").types
+    types = import_optional("pyarrow", "io").types
     return (
         np.asarray(column.to_numpy())
         if _is_numeric(column.type) and not types.is_decimal(column.type)
@@ -167,7 +167,7 @@ def _as_rows(path: Path, stored: Any, X: Any) -> Any:
     return X
 
 
-def require_sound_heaps(path: Path) -> None:
+def check_text_heaps(path: Path) -> None:
     """Walk the heaps that hold text: one whose chain of objects misses its end makes the HDF5 library loop for ever."""
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_HEAP_START)
@@ -192,14 +192,14 @@ def _number(data: mmap.mmap, at: int, n_bytes: int) -> int:
     return int.from_bytes(data[at : at + n_bytes], "little")
 
 
-def require_honest(path: Path, h5py: Any, parent: Any, name: str, depth: int = 0) -> None:
+def require_contained(path: Path, h5py: Any, parent: Any, name: str, depth: int = 0) -> None:
     """Refuse links to elsewhere, and data that claim more bytes than the file could unpack to."""
     if depth > DEEPEST or not isinstance(parent.get(name, getlink=True), h5py.HardLink):
         raise FormatError(f"{path}: {name!r} is missing, leads out of the file, or runs in circles. {_SAVE_AGAIN}")
     part = parent[name]
     if isinstance(part, h5py.Group):
         for inner in part:
-            require_honest(path, h5py, part, inner, depth + 1)
+            require_contained(path, h5py, part, inner, depth + 1)
     elif isinstance(part, h5py.Dataset):
         largest = max(part.size or 0, math.prod(part.chunks or ())) * part.dtype.itemsize
         if part.external or part.is_virtual or largest > GZIP_RATIO * path.stat().st_size:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from partsong.data.scan import SHOWN, require_names
 from partsong.data.table import Table
 from partsong.errors import FeatureError, FormatError, first_few
-from partsong.io.opening import Wanted, is_gzipped, open_bytes, open_text, parsing
+from partsong.io.opening import ReadOptions, is_gzipped, open_bytes, open_text, parse_errors
 
 DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}
 ENDINGS = {",": ".csv", "\t": ".tsv"}
@@ -37,16 +37,16 @@ CUT_DECIMAL_COMMAS = re.compile(r"\d+[;|\t][+-]?\d+")
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
-def read_delimited(path: Path, wanted: Wanted) -> Table:
+def read_delimited(path: Path, wanted: ReadOptions) -> Table:
     """Read a table of numbers with an optional header line, column of sample names, and column of labels.
 
     The first column holds sample names if it is not numeric, has no title, or is titled "sample". `transpose` is for
     files that hold one feature per line.
     """
-    with parsing(path, "delimited text"):
+    with parse_errors(path, "delimited text"):
         try:
-            layout = layout_of(path, delimiter_of(path), wanted)
-            values, texts = _read_quickly(path, layout) or read_carefully(path, layout)
+            layout = detect_layout(path, delimiter_of(path), wanted)
+            values, texts = _read_fast(path, layout) or read_with_diagnostics(path, layout)
         except UnicodeDecodeError as error:
             raise FormatError(_encoding_message(path)) from error
         columns = dict(zip(layout.text_at, texts, strict=True))
@@ -57,7 +57,7 @@ def read_delimited(path: Path, wanted: Wanted) -> Table:
         return Table(values, layout.feature_names, samples, labels, str(path))
 
 
-def _read_quickly(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]] | None:
+def _read_fast(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]] | None:
     """Values and text columns by NumPy's reader, or None if there is anything unusual about the file."""
     texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
     lines = _lines_of_numbers(path, layout, texts)
@@ -186,7 +186,7 @@ class Layout:
         return f"column {self.column_name(at)!r}" if self.column_name(at) else f"column {at + 1}"
 
 
-def rows_of(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def numbered_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Every line that is not blank, as (number of its last line, fields)."""
     with open_text(path, newline="") as stream:
         reader = csv.reader(stream, delimiter=delimiter)
@@ -207,9 +207,9 @@ def number_or_gap(cell: str) -> float:
     return math.nan if cell.strip().lower() in MISSING else number(cell)
 
 
-def layout_of(path: Path, delimiter: str, wanted: Wanted) -> Layout:
+def detect_layout(path: Path, delimiter: str, wanted: ReadOptions) -> Layout:
     """Decide on the layout, or say what stands against every layout."""
-    first_rows = list(islice(rows_of(path, delimiter), 1 + LOOK_AHEAD))
+    first_rows = list(islice(numbered_rows(path, delimiter), 1 + LOOK_AHEAD))
     if not first_rows:
         raise FormatError(
             f"{path}: the file is empty. Check the export; it should hold a header line and rows of numbers."
@@ -232,7 +232,9 @@ def layout_of(path: Path, delimiter: str, wanted: Wanted) -> Layout:
     return Layout(delimiter, None, 0, len(first), 0 if are_names else None, None, has_gaps=wanted.gaps)
 
 
-def _layout_below_header(path: Path, delimiter: str, wanted: Wanted, first_rows: list[tuple[int, list[str]]]) -> Layout:
+def _layout_below_header(
+    path: Path, delimiter: str, wanted: ReadOptions, first_rows: list[tuple[int, list[str]]]
+) -> Layout:
     if len(first_rows) == 1:
         raise FormatError(f"{path}: there is a header line, but no rows. Check the export.")
     (n_lines, first), (_, second) = first_rows[:2]
@@ -254,7 +256,7 @@ def _layout_below_header(path: Path, delimiter: str, wanted: Wanted, first_rows:
     return layout
 
 
-def _without_extra(path: Path, layout: Layout, wanted: Wanted) -> Layout:
+def _without_extra(path: Path, layout: Layout, wanted: ReadOptions) -> Layout:
     """The layout that skips all features but those asked for; refuses columns among which some are missing."""
     kept = wanted.features
     if wanted.transpose:
@@ -266,7 +268,7 @@ def _without_extra(path: Path, layout: Layout, wanted: Wanted) -> Layout:
     return replace(layout, dropped_at=frozenset(at for at in layout.values_at if layout.column_name(at) not in kept))
 
 
-def _is_header(first: Sequence[str], second: Sequence[str] | None, wanted: Wanted) -> bool:
+def _is_header(first: Sequence[str], second: Sequence[str] | None, wanted: ReadOptions) -> bool:
     """Text above a number makes a header; so do a label found there, a missing corner, "sample", and names 0, 1, 2, …
 
     So do the names of all features that will be asked for. Text above text does not: a line of data may hold a name or
@@ -321,7 +323,7 @@ def _find(path: Path, header: tuple[str, ...], label: str) -> int:
 
 
 @dataclass
-class _Account:
+class _CellErrors:
     """The first few of a kind of fault, and how many there were, by column."""
 
     shown: list[str] = field(default_factory=list)
@@ -342,13 +344,13 @@ class _Account:
         return "; ".join(self.shown) + (f" (and {rest} more)" if rest else "")
 
 
-def read_carefully(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]]:
+def read_with_diagnostics(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]]:
     """Values and text columns, as the quick reading gives them; raises FormatError with places if that cannot be."""
     values = array("d")
     texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
-    ragged, not_numbers = _Account(), _Account()
+    ragged, not_numbers = _CellErrors(), _CellErrors()
     at_values, n_rows, value_of = layout.values_at, 0, number_or_gap if layout.has_gaps else number
-    for line, row in rows_of(path, layout.delimiter):
+    for line, row in numbered_rows(path, layout.delimiter):
         if line <= layout.n_header_lines:
             continue
         if len(row) != layout.width:
@@ -374,7 +376,7 @@ def read_carefully(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[
     return np.array(values, dtype=np.float64).reshape(n_rows, len(at_values)), texts
 
 
-def _note_cells(account: _Account, layout: Layout, line: int, row: list[str]) -> None:
+def _note_cells(account: _CellErrors, layout: Layout, line: int, row: list[str]) -> None:
     for at in layout.values_at:
         try:
             (number_or_gap if layout.has_gaps else number)(row[at])
@@ -384,7 +386,7 @@ def _note_cells(account: _Account, layout: Layout, line: int, row: list[str]) ->
             account.add(f"line {line}, {layout.column(at)} {what}", cell, at)
 
 
-def _not_numbers_message(path: Path, layout: Layout, account: _Account, n_rows: int) -> str:
+def _not_numbers_message(path: Path, layout: Layout, account: _CellErrors, n_rows: int) -> str:
     message = f"{path}: {account.count} cell(s) are not numbers: {account}."
     if any(DECIMAL_COMMA.fullmatch(cell) for cell in account.cells):
         return f"{message} They look like decimal commas, or like thousands set apart: export numbers as 1234.5."
@@ -395,7 +397,7 @@ def _not_numbers_message(path: Path, layout: Layout, account: _Account, n_rows: 
     ]
     if others:
         has_decimal_commas = layout.delimiter == "," and any(map(CUT_DECIMAL_COMMAS.fullmatch, account.cells))
-        way_out = way_to(path, others[0], has_decimal_commas)
+        way_out = conversion_advice(path, others[0], has_decimal_commas)
         return f"{message} They hold {DELIMITER_NAMES[others[0]]}. If that is the delimiter: {way_out}"
     if layout.header is None and account.count == account.in_first_row:
         return f"{message} If the first line names the columns, say so by header."
@@ -427,11 +429,11 @@ def require_right_delimiter(path: Path, delimiter: str, first: Sequence[str], se
             has_decimal_commas = other != "," and DECIMAL_COMMA.search(delimiter.join(second)) is not None
             raise FormatError(
                 f"{path}: fields seem to be separated by {name}, but the name says {DELIMITER_NAMES[delimiter]}. "
-                f"{way_to(path, other, has_decimal_commas)}"
+                f"{conversion_advice(path, other, has_decimal_commas)}"
             )
 
 
-def way_to(path: Path, delimiter: str, has_decimal_commas: bool = False) -> str:
+def conversion_advice(path: Path, delimiter: str, has_decimal_commas: bool = False) -> str:
     """What to do about a file with this delimiter: rename it, or write it anew with commas."""
     stem, gz = (path.name[:-3], path.name[-3:]) if is_gzipped(path) else (path.name, "")
     if delimiter in ENDINGS and not has_decimal_commas:

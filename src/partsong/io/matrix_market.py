@@ -15,7 +15,7 @@ import numpy as np
 
 from partsong.data.table import Table
 from partsong.errors import FormatError, ParameterError
-from partsong.io.opening import GZIP_RATIO, Wanted, is_gzipped, open_text, parsing, require_plausible
+from partsong.io.opening import GZIP_RATIO, ReadOptions, is_gzipped, open_text, parse_errors, require_plausible
 
 _VALUE_FIELDS = {"real": "f8", "double": "f8", "integer": "f8", "pattern": ""}
 _EXPORT_AGAIN = "It is cut short, damaged or of another kind; copy or export it again."
@@ -42,13 +42,13 @@ class _Header:
     n_entries: int
 
 
-def read_matrix_market(path: Path, wanted: Wanted) -> Table:
+def read_matrix_market(path: Path, wanted: ReadOptions) -> Table:
     """Read a sparse (or dense) Matrix Market file as CSR with samples in rows.
 
     10x files hold features in rows; where barcodes.tsv and features.tsv (or genes.tsv) lie beside the file, their
     lengths say so and the matrix is turned. `transpose` says the same where there are no names.
     """
-    with parsing(path, "a Matrix Market file"):
+    with parse_errors(path, "a Matrix Market file"):
         with open_text(path, encoding="latin-1") as stream:  # comments may be in any encoding
             header = _read_header(path, stream)
             matrix = _read_dense(path, stream, header) if header.is_dense else _read_entries(path, stream, header)
@@ -135,7 +135,7 @@ def names_beside(path: Path) -> Names:
     features = _first_existing(path.parent, f"{prefix}features.tsv", f"{prefix}genes.tsv")
     return Names(
         _columns(samples)[0] if samples is not None else None,
-        _most_telling(_columns(features)) if features is not None else None,
+        _unique_names(_columns(features)) if features is not None else None,
     )
 
 
@@ -169,12 +169,12 @@ def _first_existing(folder: Path, *names: str) -> Path | None:
 
 def _columns(path: Path) -> list[tuple[str, ...]]:
     """The first two columns of a file of names, or the only one."""
-    with parsing(path, "a list of names"), open_text(path, newline="") as stream:
+    with parse_errors(path, "a list of names"), open_text(path, newline="") as stream:
         rows = [row for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
     n_columns = min((len(row) for row in rows), default=1)
     return [tuple(row[at] for row in rows) for at in range(min(2, n_columns))]
 
 
-def _most_telling(columns: list[tuple[str, ...]]) -> tuple[str, ...]:
+def _unique_names(columns: list[tuple[str, ...]]) -> tuple[str, ...]:
     symbols = columns[-1]
     return symbols if len(set(symbols)) == len(symbols) else columns[0]

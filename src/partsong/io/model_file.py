@@ -18,7 +18,7 @@ from partsong.core.renamed import translate_settings
 from partsong.core.runtime import package_version
 from partsong.data.scan import require_names
 from partsong.errors import DataError, DataTypeError, FeatureError, FileError, FormatError, ParameterError, ShapeError
-from partsong.io.opening import parsing, place_of
+from partsong.io.opening import parse_errors, resolve_path
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
 
 ENDING = ".safetensors"
@@ -56,7 +56,7 @@ class Model:
 
 def save_model(path: str | os.PathLike[str], model: Model) -> None:
     """Write a model as one safetensors file, which its name has to say; it appears whole or not at all."""
-    place = place_of(path)
+    place = resolve_path(path)
     if not place.name.lower().endswith(ENDING):
         raise FileError(f"{path}: the name of a model file ends in {ENDING}. Save it as {place.stem}{ENDING}, say.")
     tensors = {"components": model.components}
@@ -68,7 +68,7 @@ def save_model(path: str | os.PathLike[str], model: Model) -> None:
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Read a model and check all of it; whatever is not a sound model file is a FormatError, and no code is run."""
     tensors, content = read_tensors(path, _KIND)
-    place = place_of(path)
+    place = resolve_path(path)
     if not {"components"} <= tensors.keys() <= {"components", "shares"}:
         raise FormatError(f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of a model. {_ONCE_MORE}")
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
@@ -76,7 +76,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
     names = content.pop("feature_names")
     if isinstance(content["settings"], dict):
         content["settings"] = translate_settings(content["settings"])
-    with parsing(place, "a model"):
+    with parse_errors(place, "a model"):
         try:
             return Model(
                 components=tensors["components"],

@@ -19,7 +19,7 @@ ROWS_PER_ENTRY = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReadOptions:
     """What the caller asked of a file: a column of labels, features in rows to be turned, one of several arrays.
 
     `header` says whether the first line names the columns; None: look and decide. `features` are the names that will be
@@ -40,10 +40,12 @@ class Wanted:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise DataTypeError(
-                    f"{name} must be a name (text) or None, not {_told(value)}. Pass str(…) of it.", parameter=name
+                    f"{name} must be a name (text) or None, not {_describe(value)}. Pass str(…) of it.", parameter=name
                 )
         if self.header is not None and not isinstance(self.header, bool):
-            raise DataTypeError(f"header must be True, False or None, not {_told(self.header)}.", parameter="header")
+            raise DataTypeError(
+                f"header must be True, False or None, not {_describe(self.header)}.", parameter="header"
+            )
 
     @property
     def kept(self) -> frozenset[str] | None:
@@ -51,12 +53,12 @@ class Wanted:
         return self.features if self.drop_extra and self.features else None
 
 
-def place_of(path: str | os.PathLike[str]) -> Path:
+def resolve_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file with ~ spelled out, or the typed error for what is none."""
     given = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
     if not isinstance(given, str):
         raise DataTypeError(
-            f"The path of a file is text or a pathlib.Path, not {_told(path)}. Pass 'folder/name', say."
+            f"The path of a file is text or a pathlib.Path, not {_describe(path)}. Pass 'folder/name', say."
         )
     if not given or "\0" in given:
         raise FileError(f"{given!r} is not the path of a file: it is empty, or holds a null character. Name a file.")
@@ -68,12 +70,12 @@ def place_of(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def _told(value: object) -> str:
+def _describe(value: object) -> str:
     return f"{type(value).__name__} ({str(repr(value))[:40]})"
 
 
 @contextmanager
-def parsing(path: Path, kind: str) -> Iterator[None]:
+def parse_errors(path: Path, kind: str) -> Iterator[None]:
     """Turn whatever a parser raises on a damaged file into FormatError; our own errors pass as they are.
 
     Parsers of binary formats fail in every way there is on flipped bytes, so this catches all exceptions on purpose.
@@ -103,7 +105,7 @@ def parsing(path: Path, kind: str) -> Iterator[None]:
         ) from error
 
 
-def optional(module: str, extra: str) -> Any:
+def import_optional(module: str, extra: str) -> Any:
     """Import an optional package late, or name the extra that brings it."""
     try:
         return importlib.import_module(module)

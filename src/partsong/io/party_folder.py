@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partsong.errors import FileError, FormatError
-from partsong.io.opening import parsing
+from partsong.io.opening import parse_errors
 from partsong.io.write import require_writable_folder, write_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Part:
     sha256: str | None = None
 
 
-def listed(folder: Path) -> list[Part]:
+def read_listing(folder: Path) -> list[Part]:
     """The parties of a folder, or what is wrong with the list of them."""
     path = folder / LISTING
     try:
@@ -136,7 +136,7 @@ def write_parts(folder: Path, table: Table, rows: Mapping[str, np.ndarray], abou
 
 def read_parts(folder: Path) -> dict[str, Table]:
     """The tables of all parties by name, with the columns of all in the order of the first."""
-    return in_one_order({part.name: read_part(folder, part) for part in listed(folder)})
+    return align_columns({part.name: read_part(folder, part) for part in read_listing(folder)})
 
 
 def read_part(folder: Path, part: Part) -> Table:
@@ -153,7 +153,7 @@ def read_part(folder: Path, part: Part) -> Table:
     return table
 
 
-def in_one_order(tables: Mapping[str, Table]) -> dict[str, Table]:
+def align_columns(tables: Mapping[str, Table]) -> dict[str, Table]:
     """The same tables with their columns, where these have names, in the order of the first that names them."""
     names = next((table.feature_names for table in tables.values() if table.feature_names is not None), None)
     return {
@@ -171,7 +171,7 @@ def _require_unchanged(path: Path, part: Part) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with parsing(path, "a part"), path.open("rb") as stream:
+    with parse_errors(path, "a part"), path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

@@ -13,14 +13,14 @@ from partsong.io.arrays import read_npy, read_npz
 from partsong.io.columnar import read_h5ad, read_parquet
 from partsong.io.delimited import read_delimited
 from partsong.io.matrix_market import read_matrix_market
-from partsong.io.opening import Wanted, parsing, place_of
+from partsong.io.opening import ReadOptions, parse_errors, resolve_path
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
     """A kind of file: how it is read, which settings it takes, and whether labels stand in one of its columns."""
 
-    read: Callable[[Path, Wanted], Table]
+    read: Callable[[Path, ReadOptions], Table]
     takes: frozenset[str] = frozenset()
     has_columns_of_labels: bool = False
 
@@ -56,13 +56,13 @@ def read(
     `key` picks an array of an .npz or a layer of an .h5ad; `header` says whether the first line of a .csv or .tsv names
     its columns (None: as it looks; numbers such as years need True). Values are not checked: see `data.validation`.
     """
-    return read_wanted(path, Wanted(label, transpose, key, header))
+    return read_wanted(path, ReadOptions(label, transpose, key, header))
 
 
-def read_wanted(path: str | os.PathLike[str], wanted: Wanted) -> Table:
+def read_wanted(path: str | os.PathLike[str], wanted: ReadOptions) -> Table:
     """Read a table by the ending of its name."""
-    place = file_at(place_of(path))
-    reader = reader_of(place)
+    place = data_file(resolve_path(path))
+    reader = reader_for(place)
     if reader is None:
         raise FormatError(
             f"{place}: the ending {''.join(place.suffixes[-2:]) or '(none)'} is not one of {', '.join(READERS)}. "
@@ -73,14 +73,14 @@ def read_wanted(path: str | os.PathLike[str], wanted: Wanted) -> Table:
     return reader.read(place, wanted)
 
 
-def reader_of(path: Path) -> Reader | None:
+def reader_for(path: Path) -> Reader | None:
     """Who reads a file of this name; a folder is one of Matrix Market."""
     name = path.name.lower()
     found = (reader for ending, reader in READERS.items() if name.endswith(ending))
     return _MATRIX_MARKET if path.is_dir() else next(found, None)
 
 
-def conflicts(reader: Reader, wanted: Wanted) -> Iterator[tuple[str, str]]:
+def conflicts(reader: Reader, wanted: ReadOptions) -> Iterator[tuple[str, str]]:
     """Settings that cannot be followed whatever the file holds, each with the reason and the way out."""
     for setting in ("label", "key", "header"):
         if getattr(wanted, setting) is not None and setting not in reader.takes:
@@ -93,9 +93,9 @@ def conflicts(reader: Reader, wanted: Wanted) -> Iterator[tuple[str, str]]:
         yield "label", "is found in the first line, which is said to be no header. Leave one of them out."
 
 
-def file_at(path: Path) -> Path:
+def data_file(path: Path) -> Path:
     """The file to read: this one, or the matrix.mtx of a folder."""
-    with parsing(path, "a file"):
+    with parse_errors(path, "a file"):
         path.stat()
         if path.is_file():
             with path.open("rb"):

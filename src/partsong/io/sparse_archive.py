@@ -29,7 +29,7 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class ArchivedArray:
     """A one-dimensional array in an archive."""
 
     path: Path
@@ -96,15 +96,15 @@ def _skip(stream: IO[bytes], n_bytes: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Strips:
+class ArchivedMatrix:
     """A sparse matrix by its longer or shorter side (`major`: rows in CSR, columns in CSC), as the file holds it."""
 
     path: Path
     n_major: int
     n_minor: int
-    indptr: Strip
-    indices: Strip
-    data: Strip
+    indptr: ArchivedArray
+    indices: ArchivedArray
+    data: ArchivedArray
 
     def __post_init__(self) -> None:
         whole = (strip.header.dtype.kind in "iu" for strip in (self.indptr, self.indices))
@@ -156,7 +156,7 @@ class Strips:
             raise FormatError(f"{self.path}: indices lie outside of the matrix. Export the matrix again.")
 
 
-def _joined(pieces: list[npt.NDArray[Any]], strip: Strip) -> npt.NDArray[Any]:
+def _joined(pieces: list[npt.NDArray[Any]], strip: ArchivedArray) -> npt.NDArray[Any]:
     """One array; pieces are let go as they are copied."""
     whole = np.empty(sum(map(len, pieces)), strip.header.dtype.newbyteorder("="))
     at = len(whole)

@@ -18,8 +18,8 @@ import numpy as np
 
 from partsong.core.codec import decode, encode_parts
 from partsong.errors import FormatError, PartsongError
-from partsong.io.opening import parsing, place_of
-from partsong.io.write import replacing
+from partsong.io.opening import parse_errors, resolve_path
+from partsong.io.write import atomic_write
 
 MAGIC = b"partsong"
 VERSION = 2
@@ -36,7 +36,7 @@ def write_state(
     digest = hashlib.sha256(mark)
     for part in parts:
         digest.update(part)
-    with replacing(path, private=True) as draft, draft.open("wb") as file:
+    with atomic_write(path, private=True) as draft, draft.open("wb") as file:
         file.write(MAGIC + mark + digest.digest())
         for part in parts:
             file.write(part)
@@ -44,8 +44,8 @@ def write_state(
 
 def read_state(path: str | os.PathLike[str], kind: str = "states", given: Mapping[str, Any] | None = None) -> Any:
     """Read what `write_state` wrote for this purpose; anything else is a FormatError."""
-    place = place_of(path)
-    with parsing(place, f"a file of {kind}"):
+    place = resolve_path(path)
+    with parse_errors(place, f"a file of {kind}"):
         with place.open("rb") as file:
             head = file.read(HEADER)
         _require(place, head, kind)

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partsong.errors import DataTypeError, FormatError
-from partsong.io.opening import parsing, place_of
-from partsong.io.write import replacing
+from partsong.io.opening import parse_errors, resolve_path
+from partsong.io.write import atomic_write
 
 JSON = Any  # None, bool, int, finite float, str, and lists and string-keyed mappings of these
 METADATA_KEY = "partsong"
@@ -54,7 +54,7 @@ def write_tensors(
         "sha256": _checksum(whole, content),
         "content": content,
     }
-    with replacing(path, private=kind.is_private) as draft:
+    with atomic_write(path, private=kind.is_private) as draft:
         mode = draft.stat().st_mode
         try:
             save_file(whole, draft, metadata={METADATA_KEY: _canonical(document)})
@@ -67,8 +67,8 @@ def read_tensors(path: str | os.PathLike[str], kind: FileKind) -> tuple[dict[str
     """Read what `write_tensors` wrote for this kind of file; anything else is a FormatError."""
     from safetensors import safe_open
 
-    place = place_of(path)
-    with parsing(place, f"a {kind.format} file"):
+    place = resolve_path(path)
+    with parse_errors(place, f"a {kind.format} file"):
         with place.open("rb"):
             pass
         with safe_open(place, framework="np") as file:

@@ -12,7 +12,7 @@ import numpy as np
 from partsong.core.renamed import translate_settings
 from partsong.errors import FileError, FormatError, PartsongError
 from partsong.io.model_file import ENDING
-from partsong.io.opening import parsing, place_of
+from partsong.io.opening import parse_errors, resolve_path
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
 
 _KIND = FileKind("partsong-topics", 1)
@@ -52,7 +52,7 @@ class TopicFile:
 
 def save_topics(path: str | os.PathLike[str], model: TopicFile) -> None:
     """Write a topic model as one file, whole or not at all."""
-    place = place_of(path)
+    place = resolve_path(path)
     if not place.name.lower().endswith(ENDING):
         raise FileError(f"{path}: the name of a model file ends in {ENDING}. Save it as {place.stem}{ENDING}, say.")
     optional = {name: getattr(model, name) for name in ("frequencies", *_BY_TOPIC)}
@@ -63,7 +63,7 @@ def save_topics(path: str | os.PathLike[str], model: TopicFile) -> None:
 def load_topics(path: str | os.PathLike[str]) -> TopicFile:
     """Read a topic model and check all of it; whatever is not sound is a FormatError, and no code is run."""
     tensors, content = read_tensors(path, _KIND)
-    place, optional = place_of(path), {"frequencies", *_BY_TOPIC}
+    place, optional = resolve_path(path), {"frequencies", *_BY_TOPIC}
     if not {"components"} <= tensors.keys() <= {"components", *optional}:
         raise FormatError(f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of topics. {_ONCE_MORE}")
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
@@ -71,7 +71,7 @@ def load_topics(path: str | os.PathLike[str]) -> TopicFile:
     words = content.pop("words")
     if isinstance(content["settings"], dict):
         content["settings"] = translate_settings(content["settings"])
-    with parsing(place, "topics"):
+    with parse_errors(place, "topics"):
         if not (words is None or isinstance(words, list)):
             raise FormatError(f"{place}: words are no list. {_ONCE_MORE}")
         arrays: dict[str, Any] = {name: tensors.get(name) for name in optional}

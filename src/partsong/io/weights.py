@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from partsong.errors import DataTypeError, FeatureError, FileError, ShapeError
 from partsong.io.delimited import SAMPLE_TITLE
-from partsong.io.opening import optional, place_of
-from partsong.io.write import quoting_for, replacing
+from partsong.io.opening import import_optional, resolve_path
+from partsong.io.write import atomic_write, quoting_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ def write_weights(
     format needs it: one that a spreadsheet takes for a formula (`first_formula`) stays one.
     """
     weights = _checked(np.asarray(W), sample_names, component_names)
-    name = place_of(path).name.lower()
+    name = resolve_path(path).name.lower()
     for ending, writer in _WRITERS.items():
         if name.endswith(ending):
-            with replacing(path) as draft:
+            with atomic_write(path) as draft:
                 writer(draft, weights)
             return
     require_weight_ending(path)
@@ -52,7 +52,7 @@ def write_weights(
 
 def require_weight_ending(path: str | os.PathLike[str]) -> None:
     """Refuse a name that says no format in which weights can be written."""
-    if not place_of(path).name.lower().endswith(tuple(_WRITERS)):
+    if not resolve_path(path).name.lower().endswith(tuple(_WRITERS)):
         raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Choose one of these endings.")
 
 
@@ -120,7 +120,7 @@ def _write_npy(draft: Path, weights: _Weights) -> None:
 
 
 def _write_parquet(draft: Path, weights: _Weights) -> None:
-    arrow, parquet = optional("pyarrow", "io"), optional("pyarrow.parquet", "io")
+    arrow, parquet = import_optional("pyarrow", "io"), import_optional("pyarrow.parquet", "io")
     columns = [arrow.array(np.ascontiguousarray(column)) for column in weights.W.T]
     names = list(weights.components)
     if weights.samples is not None:
@@ -130,7 +130,7 @@ def _write_parquet(draft: Path, weights: _Weights) -> None:
 
 def _write_h5ad(draft: Path, weights: _Weights) -> None:
     """As AnnData with the weights as X, so that any reader of .h5ad finds samples and components by name."""
-    anndata, pandas = optional("anndata", "io"), optional("pandas", "io")
+    anndata, pandas = import_optional("anndata", "io"), import_optional("pandas", "io")
     samples = weights.samples or tuple(map(str, range(len(weights.W))))
     anndata.AnnData(
         X=weights.W, obs=pandas.DataFrame(index=list(samples)), var=pandas.DataFrame(index=list(weights.components))

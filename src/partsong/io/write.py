@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partsong.errors import FileError
-from partsong.io.opening import place_of
+from partsong.io.opening import resolve_path
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
     """Give the name of an empty temporary file beside `path`; when the block ends well, it takes the place of `path`.
 
     The contents reach the disk before the name changes. What is `private` can be read by its owner alone; otherwise
     an existing file keeps its permissions. Links are followed.
     """
-    target = Path(os.path.realpath(place_of(path)))
+    target = Path(os.path.realpath(resolve_path(path)))
     draft = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
     if target.exists() and not os.access(target, os.W_OK):
         raise FileError(f"{path} is write-protected. Write to another name, or lift the protection first.")
@@ -85,7 +85,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
     """A file, whole or not at all; one that is `private` can be read by its owner alone."""
-    with replacing(path, private=private) as draft:
+    with atomic_write(path, private=private) as draft:
         draft.write_bytes(content)
 
 

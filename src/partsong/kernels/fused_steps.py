@@ -18,9 +18,9 @@ from partsong.kernels.nnls import VANISHING, descend_rows, multiply_rows, sweep_
 
 LONG_CALL = 2e9
 """Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""
-EVERY_TURN = 5e5
+STEP_OVERHEAD = 5e5
 """What a turn takes however small it is, in operations."""
-MOVES = ("descend", "multiply", "sweep")
+RULES = ("descend", "multiply", "sweep")
 PULLS = ("alone", "damped", "damped absolutely", "mixed", "proximal")
 DESCEND, MULTIPLY, SWEEP = range(3)
 ALONE, DAMPED, DAMPED_ABSOLUTELY, MIXED, PROXIMAL = range(5)
@@ -32,7 +32,7 @@ SUMMED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StepRule:
     """A rule's step: "descend" (with inertia), "multiply", or "sweep" (so many times over)."""
 
     kind: str
@@ -41,7 +41,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Towards:
+class Pull:
     """A pull on Hᵀ (m × k) that stays the same for some turns; centre is m × k, weights k.
 
     "alone"               none
@@ -58,22 +58,22 @@ class Towards:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class FusedSteps:
     """What happens in each of `count` turns: the rule's step, penalties in the unit of the sums, the pull on H."""
 
     count: int
-    move: Move
+    move: StepRule
     l1_W: float
     l2_W: float
     l1_H: float
     l2_H: float
-    towards: Towards
+    towards: Pull
 
 
-def most_turns(products: float, shape: tuple[int, int], rank: int, move: Move) -> int:
+def max_steps_per_call(products: float, shape: tuple[int, int], rank: int, move: StepRule) -> int:
     """How many turns fit a call, if the two products of one take so many operations."""
     steps = 2.0 * sum(shape) * rank**2 * move.sweeps + 250.0 * rank**2
-    return max(1, int(LONG_CALL / (products + steps + EVERY_TURN)))
+    return max(1, int(LONG_CALL / (products + steps + STEP_OVERHEAD)))
 
 
 @compiled()
@@ -207,7 +207,7 @@ def _prepare(gram, inverse, v, rule, inertia):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def _turn_columns(Ht, before, gram, inverse, cross, product, v, method, pull, centre, weights):  # type: ignore[no-untyped-def]
+def _step_columns(Ht, before, gram, inverse, cross, product, v, method, pull, centre, weights):  # type: ignore[no-untyped-def]
     """One pulled step of Hᵀ, in place; gram and cross are used up."""
     rule, sweeps, inertia = method
     kind, strength = pull
@@ -247,7 +247,7 @@ def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
+def steps_on_dense(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
     """`turns` times: a step of W (n × k) from X Hᵀ, then one of Hᵀ (m × k) from XᵀW, in place.
 
     `method` is a rule, its sweeps and its inertia, `pull` a kind and a strength; tiles have `height` rows.
@@ -281,7 +281,7 @@ def dense_turns(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, c
         _copy(sums, gram)
         _transpose(total, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
-        _turn_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
+        _step_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
 
 
 @compiled(fastmath=FAST)
@@ -293,7 +293,7 @@ def _transpose(A, out):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights):  # type: ignore[no-untyped-def]
+def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights):  # type: ignore[no-untyped-def]
     """The same for rows in CSR form, given with the CSR form of the transpose: index pointers, indices, values."""
     rule, sweeps, inertia = method
     (n, k), m = W.shape, Ht.shape[0]
@@ -311,33 +311,39 @@ def sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, p
         _gram(W, gram, piece, sums)
         gather_rows(by_column[0], by_column[1], by_column[2], W, 0, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
-        _turn_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
+        _step_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
 
 
-def on_dense(
-    X: np.ndarray, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: Turns, height: int
+def run_on_dense(
+    X: np.ndarray,
+    W: np.ndarray,
+    W_before: np.ndarray,
+    Ht: np.ndarray,
+    Ht_before: np.ndarray,
+    turns: FusedSteps,
+    height: int,
 ) -> None:
     """Turns on dense rows, in place."""
-    dense_turns(X, W, W_before, Ht, Ht_before, *_spelled(turns, Ht), height)
+    steps_on_dense(X, W, W_before, Ht, Ht_before, *_as_numbers(turns, Ht), height)
 
 
-def on_sparse(
+def run_on_sparse(
     by_row: tuple[np.ndarray, ...],
     by_column: tuple[np.ndarray, ...],
     W: np.ndarray,
     W_before: np.ndarray,
     Ht: np.ndarray,
     Ht_before: np.ndarray,
-    turns: Turns,
+    turns: FusedSteps,
 ) -> None:
     """Turns on sparse rows, in place."""
-    sparse_turns(by_row, by_column, W, W_before, Ht, Ht_before, *_spelled(turns, Ht))
+    steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, *_as_numbers(turns, Ht))
 
 
-def _spelled(turns: Turns, Ht: np.ndarray) -> tuple[Any, ...]:
+def _as_numbers(turns: FusedSteps, Ht: np.ndarray) -> tuple[Any, ...]:
     """Turns as numbers and arrays of always the same types."""
     move, pull = turns.move, turns.towards
-    method = MOVES.index(move.kind), move.sweeps, float(move.inertia)
+    method = RULES.index(move.kind), move.sweeps, float(move.inertia)
     penalties = float(turns.l1_W), float(turns.l2_W), float(turns.l1_H), float(turns.l2_H)
     centre = np.empty((0, 0), Ht.dtype) if pull.centre is None else np.array(pull.centre, Ht.dtype, order="C")
     weights = np.empty(0, Ht.dtype) if pull.weights is None else np.array(pull.weights, Ht.dtype)

@@ -8,7 +8,7 @@ from partsong.kernels.compiling import compiled
 
 SMALLEST, LARGEST = 1e-50, 1e50
 """Factors beyond these go back to the log domain before they underflow."""
-NOTHING = 1e-150
+NEGLIGIBLE = 1e-150
 """Entries of a kernel below this add nothing, whatever the factors; as numbers without full precision they are slow."""
 PAUSE = 8
 """Iterations between leaps, at first."""

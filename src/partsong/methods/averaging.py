@@ -29,7 +29,7 @@ from partsong.core.interfaces import (
 from partsong.core.parameters import AtLeast, Steps, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.data.conversion import columns_of
+from partsong.data.conversion import transposed_factor
 from partsong.errors import CompositionError, DivergenceError, PartyError
 from partsong.methods.init_modes import LOCAL_INIT, SHARED_INIT, InitMode, LocalInit, LocalInitMode, SharedInit
 from partsong.methods.registry import Problem, method
@@ -162,7 +162,7 @@ class AlignedUpload:
         if not hasattr(plan, "apply") or not hasattr(plan, "weights"):
             raise CompositionError(
                 f"{type(self.align).__name__}.plan returned {type(plan).__name__}, which is no plan: it needs matrix "
-                "(k × k), weights = P 1 and apply (see core.Plan). Wrap a matrix P as align.plan.Blend(P)."
+                "(k × k), weights = P 1 and apply (see core.interfaces.Plan). Wrap a matrix P as aggregation.alignment.SoftPlan(P)."
             )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 
@@ -373,7 +373,7 @@ def _broadcast(server: AveragingServerState, is_sent: bool) -> Message:
 
 
 def _model_columns(shard: Shard, model: Message) -> Array | None:
-    return columns_of(shard.matrix, model["H"]) if "H" in model.arrays else None
+    return transposed_factor(shard.matrix, model["H"]) if "H" in model.arrays else None
 
 
 @method("fedavg", privacy=("party",))

@@ -26,8 +26,8 @@ from partsong.core.interfaces import (
 from partsong.core.parameters import SHARE, Whole, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.data.blocks import TwoSided, covering, require_cover
-from partsong.data.conversion import columns_of
+from partsong.data.blocks import TwoSided, coverage_sums, require_cover
+from partsong.data.conversion import transposed_factor
 from partsong.errors import CompositionError, PartyError
 from partsong.methods.registry import Problem, method
 from partsong.sketch import crossing
@@ -290,11 +290,11 @@ class SketchExchange(ProgramBase):
             return party, Message({"sketched_H": turns.sketched_H(party)})
         arrays = {}
         if "H" in model.arrays:
-            Ht = columns_of(turns.matrix, model["H"])
+            Ht = transposed_factor(turns.matrix, model["H"])
             is_first = party.Ht_block is None
             party, arrays["totals"] = turns.measured(party, Ht)
             if is_first:
-                arrays["blocks"] = covering(turns.matrix, party.parties)
+                arrays["blocks"] = coverage_sums(turns.matrix, party.parties)
             moved = turns.row_step(party, turns.sketch_of_whole(party, Ht))
         else:
             moved = turns.row_step(party, model["sketched_H"])

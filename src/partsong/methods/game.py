@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from partsong import kernels
-from partsong.aggregation.linear import DisjointBlocks, breadth, cut_out, joined, span_of
+from partsong.aggregation.linear import DisjointBlocks, block_span, block_width, extract_block, merge_blocks
 from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Message, ProgramBase, Shard, Turn
 from partsong.core.parameters import FACTOR, Above, Steps, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.data.conversion import columns_of
+from partsong.data.conversion import transposed_factor
 from partsong.errors import CompositionError, DivergenceError, ParameterError, PartyError
 from partsong.methods.averaging import LocalAveraging
 from partsong.methods.init_modes import SHARED_INIT, InitMode, SharedInitMode
@@ -151,7 +151,7 @@ class FederatedGame(ProgramBase):
                 f"Columns were dealt out among {blocks} parties, and {shard.name!r} has a seat among {party.n_blocks}. "
                 "Parties may miss exchanges, but nobody joins a game that has begun: start again with all of them."
             )
-        Ht = columns_of(matrix, model["H"])
+        Ht = transposed_factor(matrix, model["H"])
         block, is_alone = (party.block_index + stratum) % blocks, blocks == 1
         is_new = not party.has_played
         party = self._with_weights(matrix, party, Ht) if is_new else party
@@ -159,12 +159,12 @@ class FederatedGame(ProgramBase):
         draw, standing = stream(party.secret, "play", shard.name, sweep, stratum), Standing(party.W, Ht, 0.0)
         pace, row_size = (float(value) for value in model["pace"])
         how: dict[str, Any] = {"pace": pace, "miss": _root(before), "row_size": row_size or None}
-        span = span_of(block, blocks, len(Ht))
+        span = block_span(block, blocks, len(Ht))
         for _ in range(self.repeats if span[0] < span[1] else 0):
             standing = self.game.sweep(matrix, standing, sweep, draw=draw, columns=span, **how)
         seen = standing.seen if self.game.order.plays_cells else before
         after = _squared_distance(matrix, standing.W, standing.Ht) if is_alone else 0.0
-        sent = cut_out(standing.Ht, block, blocks)
+        sent = extract_block(standing.Ht, block, blocks)
         if not (seen <= MAX_SQUARED_ERROR and after <= MAX_SQUARED_ERROR and _can_be_squared(sent)):
             raise DivergenceError(
                 f"Numbers at party {shard.name!r} left the range of floats in sweep {sweep + 1}. {self.game.way_out}"
@@ -195,7 +195,7 @@ class FederatedGame(ProgramBase):
                 "Two parties have sent the same block of columns; each has a seat of its own. Start again."
             )
         seen, after, energy, start, rows, sizes = (float(value) for value in aggregate["totals"])
-        H = joined(server.H, aggregate["H"], arrived)
+        H = merge_blocks(server.H, aggregate["H"], arrived)
         moved = replace(
             server,
             H=H,
@@ -248,7 +248,7 @@ class FederatedGame(ProgramBase):
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         """A block of columns, its place, and totals."""
-        width = breadth(len(layout.parties), layout.n_features)
+        width = block_width(len(layout.parties), layout.n_features)
         H = ArraySpec(
             (self.rank, width),
             non_negative=True,

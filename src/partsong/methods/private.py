@@ -27,7 +27,7 @@ from partsong.core.interfaces import (
 from partsong.core.parameters import whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.data.conversion import values_of
+from partsong.data.conversion import to_values
 from partsong.errors import (
     BudgetSpent,
     CompositionError,
@@ -441,7 +441,7 @@ class PrivateSums(ProgramBase):
 
     def _integer_rows(self, shard: Shard) -> Any:
         try:
-            return self.noise(shard.matrix.shape[1]).bounds.whole_rows(values_of(shard.matrix))
+            return self.noise(shard.matrix.shape[1]).bounds.whole_rows(to_values(shard.matrix))
         except DataError as error:
             raise DataError(f"Party {shard.name!r}: {error}") from error
 

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from partsong.core.interfaces import Program, Traits
-from partsong.core.parameters import Parameter, nearest, parameters_of, parse_all
+from partsong.core.parameters import Parameter, parameters_of, parse_all, suggest_name
 from partsong.errors import ParameterError
 from partsong.methods.table import TABLE, Entry
 
@@ -173,7 +173,7 @@ def find(name: str) -> Method:
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name not in TABLE:
-        raise ParameterError(f"method is {str(name)[:60]!r}. {nearest(str(name), TABLE)}", parameter="method")
+        raise ParameterError(f"method is {str(name)[:60]!r}. {suggest_name(str(name), TABLE)}", parameter="method")
     return load(TABLE[name].module)[name]
 
 

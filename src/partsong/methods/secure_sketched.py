@@ -15,7 +15,7 @@ from partsong.core.interfaces import Array, ArraySpec, Layout, Message, ProgramB
 from partsong.core.parameters import SHARE, Above, Choice, Steps, Whole, whole_number
 from partsong.core.states import state
 from partsong.core.streams import stream
-from partsong.data.conversion import columns_of
+from partsong.data.conversion import transposed_factor
 from partsong.errors import CompositionError, ParameterError, PartyError
 from partsong.methods.averaging import OWN_COMPONENTS, LocalAveraging
 from partsong.methods.init_modes import SHARED_INIT, SharedInit, SharedInitMode
@@ -120,7 +120,7 @@ class SketchedAveraging(ProgramBase):
         outer, turn = (int(value) for value in model["turn"])
         step = outer * self.inner + turn
         if turn == 0:
-            party = self._begin(shard, party, columns_of(shard.matrix, model["H"]), outer)
+            party = self._begin(shard, party, transposed_factor(shard.matrix, model["H"]), outer)
         else:
             _require_begun(shard, party, outer)
             party = self._row_step(shard, party, model, step - 1)
@@ -212,7 +212,7 @@ class SketchedAveraging(ProgramBase):
 def _for_rows(shard: Shard, S: Operator | None, B: Array) -> NormalEquations:
     """The equations for W from H S, or from H where there is no S."""
     if S is None:
-        return exact_rows(shard.matrix, columns_of(shard.matrix, B))
+        return exact_rows(shard.matrix, transposed_factor(shard.matrix, B))
     return sketched_rows(shard.matrix, S, shard.matrix.native(B))
 
 
@@ -350,7 +350,7 @@ class SketchedSums(ProgramBase):
         self, shard: Shard, party: SketchedSumsPartyState, model: Message, turn: int
     ) -> tuple[Array, RuleState]:
         matrix, m = shard.matrix, shard.matrix.shape[1]
-        Ht = columns_of(matrix, model["H"])
+        Ht = transposed_factor(matrix, model["H"])
         if self.columns_sketch is None:
             equations = exact_rows(matrix, Ht)
         else:

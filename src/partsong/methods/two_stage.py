@@ -26,7 +26,7 @@ from partsong.core.interfaces import (
 )
 from partsong.core.parameters import Choice, Whole
 from partsong.core.states import state
-from partsong.data.conversion import columns_of
+from partsong.data.conversion import transposed_factor
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.averaging import LocalAveraging
 from partsong.methods.exact import SharedSums, accelerated_sums
@@ -159,7 +159,7 @@ class TwoStageProgram(ProgramBase):
         return TwoStagePartyState(inner, True, party.Ht), upload
 
     def _fitted(self, shard: Shard, model: Message) -> RowState:
-        return RowState(self.solver.solve_rows(shard.matrix, columns_of(shard.matrix, model["H"])))
+        return RowState(self.solver.solve_rows(shard.matrix, transposed_factor(shard.matrix, model["H"])))
 
     def finish(self, server: TwoStageServerState, aggregate: Message) -> tuple[TwoStageServerState, Message]:
         stage: Any = self.second if server.rounds >= self.rounds else self.first

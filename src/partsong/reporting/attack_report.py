@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partsong.attacks.findings import PartyFindings, Recovery, severity_of, verdict_of
-from partsong.io.write import replacing
+from partsong.io.write import atomic_write
 from partsong.reporting.html import UNKNOWN, Column, Markup, document, element, row, section, significant, table
 
 ANCHOR, TITLE = "attacks", "What attacks recover"
@@ -52,7 +52,7 @@ def render_page(title: str, found: Sequence[PartyFindings]) -> str:
 def write_page(path: str | os.PathLike[str], title: str, found: Sequence[PartyFindings]) -> Path:
     """Write that page; a reader finds the old file or the whole new one."""
     page = render_page(title, found).encode("utf-8", "replace")
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(page)
     return Path(path)
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from partsong.attacks.findings import PartyFindings
 from partsong.errors import ShapeError
 from partsong.evaluation.metrics import AtParty, OwnParts, own_parts
-from partsong.io.write import replacing
+from partsong.io.write import atomic_write
 from partsong.reporting import attack_report
 from partsong.reporting.charts import Line, Quantity, bar, key, line_chart, picture
 from partsong.reporting.html import (
@@ -596,6 +596,6 @@ def _attacks(report: Report) -> list[Markup]:
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     """Write the page; a reader finds the old file or the whole new one, never a half."""
     page = render(report).encode("utf-8", "replace")
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(page)
     return Path(path)

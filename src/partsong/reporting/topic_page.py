@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from partsong.evaluation.topic_quality import top_columns, topic_diversity
-from partsong.io.write import replacing
+from partsong.io.write import atomic_write
 from partsong.reporting.charts import bar
 from partsong.reporting.html import Column, Markup, document, element, percent, row, section, significant, table
 
@@ -128,7 +128,7 @@ def shown(word: str) -> str:
 def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
     """Write the page, whole or not at all."""
     text = render_topics(page).encode("utf-8")
-    with replacing(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_bytes(text)
     return Path(path)
 

@@ -20,7 +20,7 @@ from partsong.core.interfaces import Array, Matrix, Sums
 from partsong.core.streams import Name
 from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
-from partsong.data.scan import Tiles, even_ranges, mapping
+from partsong.data.scan import Tiles, even_ranges, file_mapping
 from partsong.data.sparse import SparseMatrix
 from partsong.data.tensor import TensorMatrix
 from partsong.errors import ParameterError
@@ -102,7 +102,9 @@ def _is_taken_in_tiles(matrix: DenseMatrix) -> bool:
 
 def _is_by_column(matrix: DenseMatrix) -> bool:
     X = matrix.X
-    return bool(X.flags.f_contiguous and not X.flags.c_contiguous) and X.dtype == matrix.dtype and mapping(X) is None
+    return (
+        bool(X.flags.f_contiguous and not X.flags.c_contiguous) and X.dtype == matrix.dtype and file_mapping(X) is None
+    )
 
 
 def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, step: Step) -> None:

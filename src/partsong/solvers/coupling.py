@@ -12,7 +12,7 @@ from partsong.aggregation.alignment import Assignment
 from partsong.core.interfaces import Alignment, Array, Plan, UpdateRule
 from partsong.core.parameters import whole_number
 from partsong.errors import CompositionError, ParameterError
-from partsong.kernels.fused_steps import Towards
+from partsong.kernels.fused_steps import Pull
 from partsong.solvers.normal_equations import NormalEquations, RuleState
 
 
@@ -54,7 +54,7 @@ class Coupling(Protocol):
 class SteadyPull(Protocol):
     """A coupling whose pull compiled code knows; a subclass is such a coupling only if it says so itself."""
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
         """The pull from here on, for how many turns it holds (at most `most`), and the tether after these."""
 
 
@@ -71,8 +71,8 @@ class NoPull:
         after, memory = rule.step(Ht, equations, state)
         return after, memory, tether
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
-        return Towards(), tether, most
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
+        return Pull(), tether, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class ProximalTerm:
         after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
         return after, memory, tether
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
-        return Towards("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
+        return Pull("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +153,13 @@ class AlignedProximalTerm:
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
         return pulled, memory, tether
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Towards, ProximalAnchor, int]:
+    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
         """The aligned model, until components are looked for again."""
         tether = self._aligned(Ht, tether)
         assert tether.plan is not None
         turns = min(most, self.every - tether.served + 1)
         weights = kernels.of(Ht).cast(tether.plan.weights, Ht)
-        towards = Towards("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
+        towards = Pull("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
         return towards, replace(tether, served=tether.served + turns - 1), turns
 
     def _aligned(self, Ht: Array, tether: ProximalAnchor) -> ProximalAnchor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from partsong import kernels
 from partsong.core.interfaces import Array, Matrix, UpdateRule
-from partsong.kernels.fused_steps import Move, Towards, Turns
+from partsong.kernels.fused_steps import FusedSteps, Pull, StepRule
 from partsong.solvers.normal_equations import Penalty, PlainRule, RuleState
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class TurnsAtOnce(Protocol):
     """A matrix that can do many turns in one compiled call."""
 
-    def most_turns(self, rank: int, move: Move) -> int:
+    def max_steps_per_call(self, rank: int, move: StepRule) -> int:
         """How many turns one call should do at most, so that it can be interrupted after it; 0: do them singly."""
 
-    def take_turns(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, turns: Turns) -> None:
+    def run_fused_steps(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, turns: FusedSteps) -> None:
         """All of `turns`, in place; the factors before the last step are kept where the rule looks back."""
 
 
@@ -29,7 +29,7 @@ def longest_call(matrix: Matrix, rule: UpdateRule, coupling: Coupling | None, Ht
     move = _known_move(rule, coupling)
     if move is None or not isinstance(matrix, TurnsAtOnce) or "compiled" not in kernels.capabilities(Ht):
         return 0
-    return matrix.most_turns(Ht.shape[1], move)
+    return matrix.max_steps_per_call(Ht.shape[1], move)
 
 
 def take_fused_steps(
@@ -52,13 +52,13 @@ def take_fused_steps(
     W, Ht = (factor + 0 for factor in factors)
     W_before, Ht_before = (_previous(memory, factor) for memory, factor in zip(memories, (W, Ht), strict=True))
     assert move is not None
-    most, left = at_once.most_turns(Ht.shape[1], move), count
+    most, left = at_once.max_steps_per_call(Ht.shape[1], move), count
     while left > 0:
-        towards, several = Towards(), min(left, most)
+        towards, several = Pull(), min(left, most)
         if pull is not None and anchor is not None:
             towards, anchor, several = pull.compiled_pull(Ht, anchor, several)
-        turns = Turns(several, move, on_W.l1 * m, on_W.l2 * m, on_H.l1 * n, on_H.l2 * n, towards)
-        at_once.take_turns(W, W_before, Ht, Ht_before, turns)
+        turns = FusedSteps(several, move, on_W.l1 * m, on_W.l2 * m, on_H.l1 * n, on_H.l2 * n, towards)
+        at_once.run_fused_steps(W, W_before, Ht, Ht_before, turns)
         left -= several
     after_W, after_H = (
         memory.advanced(None if memory.previous is None else before, count)
@@ -67,7 +67,7 @@ def take_fused_steps(
     return W, Ht, after_W, after_H
 
 
-def _known_move(rule: Any, coupling: Coupling | None) -> Move | None:
+def _known_move(rule: Any, coupling: Coupling | None) -> StepRule | None:
     """The rule's step, where compiled code knows that step and that coupling.
 
     What a subclass inherits says nothing of its own steps.

@@ -12,7 +12,7 @@ from scipy import sparse
 from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix, type_name
-from partsong.data.conversion import values_of
+from partsong.data.conversion import to_values
 from partsong.errors import DataError, ParameterError, ShapeError
 from partsong.kernels import lda as compiled_lda
 
@@ -114,7 +114,7 @@ def _fitting(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
 
 def word_counts(matrix: Matrix) -> Any:
     """A party's documents as a CSR array of counts."""
-    values = values_of(matrix)
+    values = to_values(matrix)
     return values if sparse.issparse(values) else sparse.csr_array(np.asarray(values, type_name(matrix.dtype)))
 
 

@@ -11,7 +11,7 @@ from partsong import kernels
 from partsong.core.interfaces import Array
 from partsong.core.states import state
 from partsong.errors import ParameterError
-from partsong.kernels.fused_steps import Move
+from partsong.kernels.fused_steps import StepRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +123,5 @@ class PlainRule(Protocol):
     """A rule whose step compiled code knows; a subclass is such a rule only if it says so itself."""
 
     @property
-    def compiled_move(self) -> Move | None:
+    def compiled_move(self) -> StepRule | None:
         """The step, or None where a setting of the rule is not among what compiled code knows."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from partsong.core.interfaces import Outcome
 from partsong.core.streams import stream
-from partsong.data.centered import Centred
+from partsong.data.centered import CenteredMatrix
 from partsong.errors import ParameterError
 
 PLAYS = ("sequential", "simultaneous")
@@ -236,7 +236,7 @@ class Match:
 
     def play(
         self,
-        data: Centred,
+        data: CenteredMatrix,
         watch: Callable[[PassRow], None] = lambda row: None,
         is_interrupted: Callable[[], bool] = lambda: False,
     ) -> Played:
@@ -262,7 +262,7 @@ class Match:
                 return Played(profile, Outcome.INTERRUPTED, tuple(history))
         return Played(profile if self.game.step is None else best, Outcome.MAX_ROUNDS, tuple(history))
 
-    def _pass(self, data: Centred, profile: Profile, index: int) -> Profile:
+    def _pass(self, data: CenteredMatrix, profile: Profile, index: int) -> Profile:
         if self.batch_size is None:
             return self.game.move(profile, data.covariance_times, index)
         count, V = data.shape[0] // self.batch_size, profile.V

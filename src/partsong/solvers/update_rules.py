@@ -14,7 +14,7 @@ from partsong.core.interfaces import Array, Guarantee
 from partsong.core.parameters import Choice
 from partsong.core.states import state
 from partsong.errors import ParameterError
-from partsong.kernels.fused_steps import Move
+from partsong.kernels.fused_steps import StepRule
 from partsong.solvers.normal_equations import NormalEquations, RuleState
 
 
@@ -44,8 +44,8 @@ class CoordinateDescent:
         return frozenset({Guarantee.MONOTONE, Guarantee.ROW_SEPARABLE, *plain})
 
     @property
-    def compiled_move(self) -> Move | None:
-        return Move("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
+    def compiled_move(self) -> StepRule | None:
+        return StepRule("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
 
     def init(self, factor: Array) -> RuleState:
         return RuleState.at_start(factor)
@@ -120,8 +120,8 @@ class InertialPalm:
         return frozenset({Guarantee.SCALE_EQUIVARIANT, Guarantee.ROW_SEPARABLE, *calm})
 
     @property
-    def compiled_move(self) -> Move:
-        return Move("descend", inertia=self.inertia)
+    def compiled_move(self) -> StepRule:
+        return StepRule("descend", inertia=self.inertia)
 
     def init(self, factor: Array) -> RuleState:
         return RuleState.at_start(factor, factor if self.inertia > 0 else None)
@@ -177,8 +177,8 @@ class Multiplicative:
         return frozenset(Guarantee)
 
     @property
-    def compiled_move(self) -> Move | None:
-        return Move("multiply") if self.steps == 1 else None
+    def compiled_move(self) -> StepRule | None:
+        return StepRule("multiply") if self.steps == 1 else None
 
     def init(self, factor: Array) -> RuleState:
         return RuleState.at_start(factor)

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from partsong.errors import DataError, DataTypeError, FileError, FormatError, ParameterError
 from partsong.io.delimited import DELIMITER_NAMES, delimiter_of
-from partsong.io.opening import is_gzipped, open_bytes, open_text, place_of
+from partsong.io.opening import is_gzipped, open_bytes, open_text, resolve_path
 
 CHUNK = 1 << 20
 OF_TEXTS = (
@@ -66,12 +66,12 @@ def read_documents(path: str | os.PathLike[str], *, column: str = "text", encodi
     Rows without text are documents without words, and are kept; so is a blank line of a table with one column, unless
     only blank lines follow. UTF-8 may start with a byte order mark.
     """
-    return _read(place_of(path), codec_named(encoding), column, OF_TEXTS)
+    return _read(resolve_path(path), codec_named(encoding), column, OF_TEXTS)
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:
     """The lines of a list of words, or what else `read_documents` reads; always UTF-8, whatever the texts are in."""
-    return _read(place_of(path), codec_named("utf-8"), "text", OF_LISTS)
+    return _read(resolve_path(path), codec_named("utf-8"), "text", OF_LISTS)
 
 
 def _read(place: Path, known: str, column: str, way_out: str) -> list[str]:

@@ -40,13 +40,12 @@ from partsong.topics import COHERENCES, TOP
 from partsong.topics.agreement.protocol import Agreement
 from partsong.topics.documents import as_documents
 from partsong.topics.fitting import (
-    ALONE,
-    OF_DESCENTS,
-    TOGETHER,
-    Course,
+    FEDERATED_METHODS,
+    POOLED_METHODS,
+    SGD_OPTIONS,
+    TopicRun,
     Topics,
-    counted_together,
-    errors_of_topics,
+    count_cooccurrence,
     is_mixture,
     learn,
     require_device,
@@ -54,6 +53,7 @@ from partsong.topics.fitting import (
     require_server,
     require_words,
     rounds_for,
+    topic_errors,
     topic_program,
     weighting_of,
     without_empty,
@@ -65,12 +65,19 @@ from partsong.topics.shared_vocabulary import (
     HASH,
     LONGEST,
     Prepared,
-    WordRule,
+    VocabularyConfig,
     prepare,
-    word_rule,
+    vocabulary_config,
 )
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, Weighing, matrix_of, texts_by_party, words_of
+from partsong.topics.vocabulary import (
+    TextVectorizer,
+    UnknownWordsWarning,
+    Vocabulary,
+    rows_as_matrix,
+    texts_by_party,
+    word_options,
+)
 from partsong.training.loop import HistoryRow, StoppingRule, progress
 
 
@@ -80,7 +87,7 @@ class Plan:
 
     stop: StoppingRule
     words: Words
-    rule: WordRule
+    rule: VocabularyConfig
     seed: int
     weighting: str
     program: Any
@@ -94,7 +101,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     _word_options: ClassVar[tuple[str, ...]]
     _least_documents: ClassVar[int]
 
-    vectorizer_: Weighing
+    vectorizer_: TextVectorizer
     solver_: RowSolver
     components_: np.ndarray
     topic_shares_: np.ndarray | None
@@ -125,8 +132,8 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         asked = {name: getattr(self, name) for name in self._word_options}
         plan = Plan(
             stop=stop_of(self.tol, self.time_budget),
-            words=words_of(self.words, self.language, self.stop_words),
-            rule=word_rule(self._source(), asked, self._least_documents),
+            words=word_options(self.words, self.language, self.stop_words),
+            rule=vocabulary_config(self._source(), asked, self._least_documents),
             seed=whole_seed(self.random_state),
             weighting=weighting_of(self.weighting, self.method),
             program=topic_program(self.method, self.n_topics, self._descent(), self._methods),
@@ -136,7 +143,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return plan
 
     def _descent(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in OF_DESCENTS}
+        return {name: getattr(self, name) for name in SGD_OPTIONS}
 
     def _schedule(self, program: Any, parties: list[str], rounds: int, seed: int) -> tuple[Any, Reduction]:
         """Who is absent from which round, and how uploads are summed."""
@@ -149,10 +156,10 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         parties, most = self._texts(texts), self._most_rounds()
         rounds = rounds_for(self.method) if most is None else int(most)
         absent, reduction = self._schedule(program, list(parties), rounds, seed)
-        with errors_of_topics():
+        with topic_errors():
             prepared = prepare(plan.rule, parties, plan.words, seed, plan.weighting)
         require_words(program, prepared.weighing.vocabulary.n_columns)
-        course = Course(rounds, seed, plan.stop, absent, reduction, device=self.device, weighting=plan.weighting)
+        course = TopicRun(rounds, seed, plan.stop, absent, reduction, device=self.device, weighting=plan.weighting)
         label = f"topics of {sum(map(len, parties.values()))} texts"
         with progress(self.verbose, rounds, self.time_budget, label) as bar:
             found = learn(program, prepared.rows, course, plan.dtype, bar)
@@ -179,7 +186,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_is_fitted(self, "components_")
         counted = self.vectorizer_.counted(as_documents(texts))
-        matrix = matrix_of(self.vectorizer_.weighed(counted).rows, self.components_.dtype)
+        matrix = rows_as_matrix(self.vectorizer_.weighed(counted).rows, self.components_.dtype)
         with runtime.limit_kernel_threads(runtime.available_threads()):
             W = self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
         return without_empty(W, counted)
@@ -258,7 +265,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             return embedding_coherence(self.topics(n), vectors)
         counts: Cooccurrence | None = vars(self).get("_together")
         if rows is not None:
-            counts = counted_together(self.components_, rows, self.seed_, whole_number("n", n))
+            counts = count_cooccurrence(self.components_, rows, self.seed_, whole_number("n", n))
         elif whole_number("n", n) > TOP:
             raise ParameterError(
                 f"A fit counts the {TOP} strongest words of each topic; got n={n}. Give the texts: coherence(texts=…).",
@@ -290,7 +297,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.n_iter_, self.outcome_ = found.n_rounds, Outcome(found.outcome)
         self.history_: list[HistoryRow] = list(found.history)
         rows = {name: own.rows for name, own in prepared.counted.items()}
-        self._together = counted_together(found.H, rows, seed) if self.counts_words else None
+        self._together = count_cooccurrence(found.H, rows, seed) if self.counts_words else None
         self.coherence_ = self._npmi()
 
     def _npmi(self) -> np.ndarray | None:
@@ -360,7 +367,7 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         Which texts have no word of the vocabulary; they are kept, and their weights are zero.
     """
 
-    _methods = ALONE
+    _methods = POOLED_METHODS
     _word_options = ("min_documents", "max_words", "max_df")
     _least_documents = 2
 
@@ -506,7 +513,7 @@ history_, n_iter_, outcome_, seed_ :
         are empty takes part with rows of zeros, and an UnknownWordsWarning names it.
     """
 
-    _methods = TOGETHER
+    _methods = FEDERATED_METHODS
     _word_options = ("min_documents", "min_parties", "max_words", "max_df", "max_word_bytes")
     _least_documents = 1
 

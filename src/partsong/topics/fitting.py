@@ -34,8 +34,8 @@ from partsong.methods.mutual_information.critics import JensenShannon, MutualInf
 from partsong.methods.registry import Problem, TopicConfig
 from partsong.solvers.lda import TopicRows
 from partsong.topics import TOP
-from partsong.topics.shared_vocabulary import only_round
-from partsong.topics.vocabulary import COUNTS, TFIDF, WEIGHTINGS, Counted, matrix_of
+from partsong.topics.shared_vocabulary import run_single_round
+from partsong.topics.vocabulary import COUNTS, TFIDF, WEIGHTINGS, DocumentRows, rows_as_matrix
 from partsong.training.loop import HistoryRow, Measures, StoppingRule, Training, Watch, run
 from partsong.training.result import (
     EmptyModelWarning,
@@ -47,39 +47,39 @@ from partsong.training.result import (
 )
 from partsong.training.simulation import FederatedFit, simulation_of_rounds
 
-TOGETHER = methods.names(methods.TEXTS)
+FEDERATED_METHODS = methods.names(methods.TEXTS)
 """Methods between parties."""
 
-SAME_AS = methods.pooled_names()
+FEDERATED_NAMES = methods.pooled_names()
 """What a method does with all documents in one place is what its federated counterpart does with one party."""
 
-ALONE = tuple(SAME_AS)
+POOLED_METHODS = tuple(FEDERATED_NAMES)
 """Methods for texts that are in one place."""
 
-DESCENTS = methods.names_with("epochs", TOGETHER)
+SGD_METHODS = methods.names_with("epochs", FEDERATED_METHODS)
 """Methods whose server takes steps of its own, and that can do with some of the parties in a round."""
 
 SERVERS = methods.CHOICES["server"]
 
-OF_DESCENTS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "warm_start_weights")
-OF_A_CRITIC = ("critic", "mi_gradient", "critic_rate")
+SGD_OPTIONS = ("epochs", "batch", "rate", "strength", "critic", "mi_gradient", "critic_rate", "warm_start_weights")
+CRITIC_OPTIONS = ("critic", "mi_gradient", "critic_rate")
 
 
-def taking(parameter: str) -> tuple[str, ...]:
+def methods_with(parameter: str) -> tuple[str, ...]:
     """The methods that have it, by all names that they have."""
-    meant = methods.names_with(parameter, TOGETHER)
-    return (*(name for name, same in SAME_AS.items() if same in meant), *meant)
+    meant = methods.names_with(parameter, FEDERATED_METHODS)
+    return (*(name for name, same in FEDERATED_NAMES.items() if same in meant), *meant)
 
 
 def rounds_for(method: object) -> int:
     """The most rounds by default."""
     if not isinstance(method, str):
         return TopicConfig().rounds
-    texts = methods.method(SAME_AS.get(method, method)).texts
+    texts = methods.method(FEDERATED_NAMES.get(method, method)).texts
     return TopicConfig().rounds if texts is None else texts.rounds
 
 
-AS_PRINTED: Mapping[str, Any] = {
+PAPER_DEFAULTS: Mapping[str, Any] = {
     "critic": "concat",
     "mi_gradient": "dv",
     "critic_rate": None,
@@ -90,10 +90,10 @@ AS_PRINTED: Mapping[str, Any] = {
 NEGLIGIBLE = 1e-6
 """A share of a topic's strongest word below which a word does not belong to it: iterations end with such traces."""
 
-OF_ENGINES = (WAYS_ON, WAYS_ON_WITH_ALL)
+ENGINE_ADVICE = (WAYS_ON, WAYS_ON_WITH_ALL)
 """What engines advise, and a topic model does not have: leaving a party out, and checkpoints."""
 
-BEYOND = 1e9
+WIDE_BOUND = 1e9
 """Rows of topics have no such numbers, unless by steps that are too large; it is what masks let pass by themselves."""
 
 
@@ -104,7 +104,7 @@ def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any],
     if not isinstance(method, str):
         return _given(method, n_topics)
     rank = require_topics(n_topics)
-    chosen = methods.method(SAME_AS.get(method, method))
+    chosen = methods.method(FEDERATED_NAMES.get(method, method))
     own = {} if chosen.texts is None else chosen.texts.options
     given = {name: value for name, value in options.items() if name in chosen.parameters}
     if given.get("server", SERVERS[0]) == SERVERS[0]:
@@ -116,7 +116,13 @@ def require_method(method: Any, known: tuple[str, ...]) -> None:
     """Refuse what is neither a name that is known here nor a Program."""
     if isinstance(method, str):
         if method not in known:
-            elsewhere = "TopicModel" if method in ALONE else "FederatedTopicModel" if method in TOGETHER else ""
+            elsewhere = (
+                "TopicModel"
+                if method in POOLED_METHODS
+                else "FederatedTopicModel"
+                if method in FEDERATED_METHODS
+                else ""
+            )
             hint = f" {method!r} is a method of {elsewhere}." if elsewhere else ""
             raise ParameterError(
                 f"method is one of {', '.join(known)}, or a Program; got {method!r}.{hint}", parameter="method"
@@ -131,9 +137,9 @@ def require_server(method: Any, server: str, server_rate: Any = SERVER_RATE) -> 
     """Only averages can be moved adaptively, and only what moves so has a rate."""
     if server not in SERVERS:
         raise ParameterError(f"server is one of {', '.join(SERVERS)}; got {server!r}.", parameter="server")
-    if server != SERVERS[0] and method not in DESCENTS:
+    if server != SERVERS[0] and method not in SGD_METHODS:
         raise ParameterError(
-            f"server={server!r} is for {', '.join(DESCENTS)}; the method is {_name(method)}.", parameter="server"
+            f"server={server!r} is for {', '.join(SGD_METHODS)}; the method is {_name(method)}.", parameter="server"
         )
     if server == SERVERS[0] and server_rate != SERVER_RATE:
         raise ParameterError(
@@ -162,7 +168,7 @@ def require_words(program: Program, n_words: int) -> None:
 
 def weighting_of(weighting: str | None, method: Any) -> str:
     """What the rows of a method are: tf-idf, and counts for LDA, which models these."""
-    counts_words = SAME_AS.get(str(method), method) == "fedlda" or isinstance(method, FederatedLDA)
+    counts_words = FEDERATED_NAMES.get(str(method), method) == "fedlda" or isinstance(method, FederatedLDA)
     if weighting is None:
         return COUNTS if counts_words else TFIDF
     if weighting not in WEIGHTINGS:
@@ -207,10 +213,10 @@ def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:
 
 def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
     """Refuse settings of critics and descents with a method that has none."""
-    for name in ("warm_start_weights", *OF_A_CRITIC):
-        value = options.get(name, AS_PRINTED[name])
-        takers = taking(name)
-        if value == AS_PRINTED[name] or (isinstance(method, str) and method in takers):
+    for name in ("warm_start_weights", *CRITIC_OPTIONS):
+        value = options.get(name, PAPER_DEFAULTS[name])
+        takers = methods_with(name)
+        if value == PAPER_DEFAULTS[name] or (isinstance(method, str) and method in takers):
             continue
         those = [one for one in takers if one in known]
         raise ParameterError(
@@ -296,7 +302,7 @@ def _require_usable(device: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TopicRun:
     """How a program is run: how often, by whom, over what sums, on which device, and when it may stop.
 
     `weighting` is what the rows are, for advice.
@@ -332,7 +338,7 @@ class Topics:
     n_rounds: int
 
 
-def learn(program: Any, rows: Mapping[str, Counted], course: Course, dtype: Any, watch: Watch) -> Topics:
+def learn(program: Any, rows: Mapping[str, DocumentRows], course: TopicRun, dtype: Any, watch: Watch) -> Topics:
     """Run to the end; the first Ctrl-C keeps the model so far."""
     shards = [
         Shard(name, rows_on(course.device, own.rows, dtype), key(course.seed, "secret", name))
@@ -345,15 +351,15 @@ def learn(program: Any, rows: Mapping[str, Counted], course: Course, dtype: Any,
     named = (program, shards, course.rounds, schedule, course.stop, engine, course.reduction)
     fit = with_topic_measures(simulation_of_rounds(*named), is_sampled=bool(absent))
     with graceful_interrupt() as interrupts:
-        with errors_of_topics(program, course):
+        with topic_errors(program, course):
             training = run(fit, watch=watch, interrupts=interrupts)
-        training.trouble = _trouble_of_topics(training, program, course)
+        training.trouble = _topic_trouble(training, program, course)
         if is_mixture(program.solver):
             return _mixture(fit, training, rows, dtype)
         return _factors(fit, training, course)
 
 
-def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int = TOP) -> Cooccurrence | None:
+def count_cooccurrence(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int = TOP) -> Cooccurrence | None:
     """In how many rows (n × V by party) the n strongest words of each topic occur together; None without any pair."""
     topics = top_columns(H, n)
     if not any(len(topic) > 1 for topic in topics):
@@ -361,12 +367,12 @@ def counted_together(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int =
     program = CooccurrenceSums.of(topics)
     if len(rows) == 1:
         return count_pairs(next(iter(rows.values())), program.topic_pairs)
-    shards = [Shard(name, matrix_of(own), key(seed, "secret", name)) for name, own in rows.items()]
-    with errors_of_topics():
-        return program.counts(only_round(program, shards, seed).checkpoint.server)
+    shards = [Shard(name, rows_as_matrix(own), key(seed, "secret", name)) for name, own in rows.items()]
+    with topic_errors():
+        return program.counts(run_single_round(program, shards, seed).checkpoint.server)
 
 
-def _factors(fit: FederatedFit, training: Training, course: Course) -> Topics:
+def _factors(fit: FederatedFit, training: Training, course: TopicRun) -> Topics:
     warn_of_divergence(training)
     done = finish(fit, training)
     warn_of_no_topics(fit.program, done, course.weighting)
@@ -375,7 +381,7 @@ def _factors(fit: FederatedFit, training: Training, course: Course) -> Topics:
     return Topics(H, done.shares, done.relative_error, training.outcome, tuple(training.history), training.rounds)
 
 
-def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, Counted], dtype: Any) -> Topics:
+def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, DocumentRows], dtype: Any) -> Topics:
     """Topics as probabilities of words, by the documents that they make up; without a word there is no topic."""
     warn_of_divergence(training)
     program = fit.program
@@ -391,40 +397,40 @@ def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, Counted],
     return Topics(kept, totals[order] / totals.sum(), None, training.outcome, tuple(training.history), training.rounds)
 
 
-def without_empty(W: Any, counted: Counted) -> Any:
+def without_empty(W: Any, counted: DocumentRows) -> Any:
     """W with zeros for documents without a known word."""
     return np.where(np.asarray(counted.is_empty)[:, None], np.zeros((), W.dtype), W)
 
 
 @contextmanager
-def errors_of_topics(program: Any = None, course: Course | None = None) -> Iterator[None]:
+def topic_errors(program: Any = None, course: TopicRun | None = None) -> Iterator[None]:
     """Within this block errors of engines end with what the caller of a topic model can do."""
     try:
         yield
     except PartsongError as error:
-        notes = [note for note in getattr(error, "__notes__", ()) if note not in OF_ENGINES]
-        if course is not None and isinstance(program, FederatedDescent) and _has_run_away(error, course.reduction):
-            diverged = DivergenceError(told_of_steps(program, course.weighting))
+        notes = [note for note in getattr(error, "__notes__", ()) if note not in ENGINE_ADVICE]
+        if course is not None and isinstance(program, FederatedDescent) and _has_diverged(error, course.reduction):
+            diverged = DivergenceError(step_size_advice(program, course.weighting))
             diverged.__notes__ = notes
             raise diverged from None
         error.__notes__ = notes
         raise
 
 
-def _trouble_of_topics(training: Training, program: Any, course: Course) -> str:
+def _topic_trouble(training: Training, program: Any, course: TopicRun) -> str:
     """What went wrong in a run that diverged after its first round, with the same advice."""
     if training.outcome is Outcome.DIVERGED and isinstance(program, FederatedDescent):
-        return told_of_steps(program, course.weighting)
-    return reduce(lambda trouble, note: trouble.replace(note, ""), OF_ENGINES, training.trouble).strip()
+        return step_size_advice(program, course.weighting)
+    return reduce(lambda trouble, note: trouble.replace(note, ""), ENGINE_ADVICE, training.trouble).strip()
 
 
-def _has_run_away(error: PartsongError, reduction: Reduction) -> bool:
+def _has_diverged(error: PartsongError, reduction: Reduction) -> bool:
     """Numbers that are not finite, all zero, or beyond what wide masks let pass."""
-    is_beyond = isinstance(error, UploadError) and getattr(reduction, "bound", 0.0) >= BEYOND
+    is_beyond = isinstance(error, UploadError) and getattr(reduction, "bound", 0.0) >= WIDE_BOUND
     return is_beyond or isinstance(error, DivergenceError)
 
 
-def told_of_steps(program: FederatedDescent, weighting: str) -> str:
+def step_size_advice(program: FederatedDescent, weighting: str) -> str:
     """That the steps of a descent are too large, and what to do about it."""
     descent, rate = program.descent, getattr(program.descent.information, "rate", None)
     critic = "" if rate is None else f", critic_rate={rate:g}"

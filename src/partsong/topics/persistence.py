@@ -17,7 +17,7 @@ from partsong.io.tensor_file import JSON
 from partsong.io.topic_file import TopicFile, load_topics, save_topics
 from partsong.solvers.lda import TopicRows
 from partsong.topics.tokenizer import LETTERS, Words
-from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, Weighing
+from partsong.topics.vocabulary import HashedVocabulary, TextVectorizer, Vocabulary
 
 MIXTURE, LEAST_SQUARES = "mixture", "least-squares"
 
@@ -33,12 +33,12 @@ class Provenance:
 
 def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
     """Write what a fitted model knows."""
-    weighing: Weighing = model.vectorizer_
+    weighing: TextVectorizer = model.vectorizer_
     columns = weighing.vocabulary
     origin: Provenance | None = vars(model).get("_origin")
     if origin is None:
         sizes = {"n_topics": len(model.components_), "rounds": model.n_iter_}
-        told = {**settings, **solver_as_told(model.solver_), **sizes}
+        told = {**settings, **solver_to_dict(model.solver_), **sizes}
         origin = Provenance(told, model_file.now(), model_file.package_versions())
     save_topics(
         path,
@@ -64,7 +64,7 @@ def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | No
     file = load_topics(path)
     try:
         options = _options(file, words)
-        model.vectorizer_ = Weighing(options, _columns(file), file.frequencies, file.n_documents)
+        model.vectorizer_ = TextVectorizer(options, _columns(file), file.frequencies, file.n_documents)
         model.solver_ = _solver_from(file.settings)
         model.n_iter_ = count_from_settings(file.settings, "rounds", least=0)
     except PartsongError as error:
@@ -105,7 +105,7 @@ def _columns(file: TopicFile) -> Vocabulary | HashedVocabulary:
     return HashedVocabulary(file.components.shape[1], bytes.fromhex(file.key))
 
 
-def solver_as_told(solver: RowSolver) -> dict[str, JSON]:
+def solver_to_dict(solver: RowSolver) -> dict[str, JSON]:
     """How weights of documents are found, as files tell it: shares of a mixture, or a fit with its penalties."""
     if isinstance(solver, TopicRows):
         return {"weights": MIXTURE, "alpha": solver.alpha, "iterations": solver.iterations, "e_tol": solver.tolerance}

@@ -17,18 +17,18 @@ from partsong.engines.local import Parallel
 from partsong.errors import DataTypeError, ParameterError
 from partsong.methods.counts import FrequencySums
 from partsong.topics.agreement.encoding import key_from_seed
-from partsong.topics.agreement.protocol import Agreement, VocabularyAgreement, agree, masks_for_words
+from partsong.topics.agreement.protocol import Agreement, VocabularyAgreement, agree, secure_sum_for_words
 from partsong.topics.agreement.tables import word_shards
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import (
     TFIDF,
-    Counted,
+    DocumentRows,
     HashedVocabulary,
+    TextVectorizer,
     Vocabulary,
-    Weighing,
-    count,
+    count_words,
     frequencies_of,
-    matrix_of,
+    rows_as_matrix,
 )
 
 AGREE, HASH = "agree", "hash"
@@ -40,7 +40,7 @@ LONGEST, MOST_BYTES = 32, 1024
 
 
 @dataclass(frozen=True, slots=True)
-class WordRule:
+class VocabularyConfig:
     """What was asked for: a source of words, and which of them are kept.
 
     `max_word_bytes` is in bytes of UTF-8, and of an agreement alone: longer words stay at their parties.
@@ -97,22 +97,22 @@ class WordRule:
         return vocabulary.pruned(min_documents, float(self.max_df), self.max_words)
 
 
-UNASKED = {"min_documents": 1, "max_df": 1.0, "max_word_bytes": LONGEST}
+DEFAULTS = {"min_documents": 1, "max_df": 1.0, "max_word_bytes": LONGEST}
 """What arguments of a model are where nothing was asked for; else it is None."""
 
 
-def word_rule(source: Any, asked: Mapping[str, Any], least: int) -> WordRule:
+def vocabulary_config(source: Any, asked: Mapping[str, Any], least: int) -> VocabularyConfig:
     """The rule of a model's arguments, with `least` documents unless asked for.
 
     Refuses what it would not go by: a given vocabulary is taken as it is, and of hashes only their number is chosen.
     """
     given = {name: value for name, value in asked.items() if value is not None}
-    rule = WordRule(source, **{"min_documents": least, **given})
+    rule = VocabularyConfig(source, **{"min_documents": least, **given})
     is_hashed = isinstance(source, str) and source == HASH
     if isinstance(source, str) and source == AGREE:
         return rule
     for name, value in given.items():
-        if value == UNASKED.get(name) or (is_hashed and name == "max_words"):
+        if value == DEFAULTS.get(name) or (is_hashed and name == "max_words"):
             continue
         why = (
             f"vocabulary={HASH!r} gives every word a column, and leaves none out. Leave {name} out; max_words is the "
@@ -128,17 +128,19 @@ def word_rule(source: Any, asked: Mapping[str, Any], least: int) -> WordRule:
 class Prepared:
     """Rows of every party by one weighing; `agreement` tells how the words were found, where they were agreed on."""
 
-    weighing: Weighing
-    counted: Mapping[str, Counted]
+    weighing: TextVectorizer
+    counted: Mapping[str, DocumentRows]
     agreement: Agreement | None = None
 
     @property
-    def rows(self) -> dict[str, Counted]:
+    def rows(self) -> dict[str, DocumentRows]:
         """By weight."""
         return {name: self.weighing.weighed(counted) for name, counted in self.counted.items()}
 
 
-def prepare(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int, weighting: str) -> Prepared:
+def prepare(
+    rule: VocabularyConfig, parties: Mapping[str, Sequence[str]], words: Words, seed: int, weighting: str
+) -> Prepared:
     """Rows of parties that do not pool their documents: words by agreement, frequencies by sums.
 
     One party alone keeps its own words, and counts its own documents.
@@ -150,19 +152,19 @@ def prepare(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, 
     elif columns is None:
         agreement = _agreed(rule, parties, words, seed)
         columns = rule.pruned(agreement.vocabulary)
-    counted = {name: count(texts, words, columns) for name, texts in parties.items()}
+    counted = {name: count_words(texts, words, columns) for name, texts in parties.items()}
     if all(own.n_empty == len(own.is_empty) for own in counted.values()):
         first = next(iter(counted.values()))
         first.require_words("These texts" if is_alone else "Every party, the first of them")
     if weighting != TFIDF:
-        return Prepared(Weighing(words, _listed(columns)), counted, agreement)
+        return Prepared(TextVectorizer(words, _listed(columns)), counted, agreement)
     if isinstance(columns, Vocabulary) and columns.documents is not None:
         documents, n_documents = columns.documents, columns.n_documents
     elif is_alone:
         documents, n_documents = frequencies_of(*counted.values())
     else:
         documents, n_documents = summed_frequencies(counted, seed)
-    weighing = Weighing(words, _listed(columns), np.asarray(documents, np.int64), int(n_documents))
+    weighing = TextVectorizer(words, _listed(columns), np.asarray(documents, np.int64), int(n_documents))
     return Prepared(weighing, counted, agreement)
 
 
@@ -171,28 +173,28 @@ def _listed(columns: Vocabulary | HashedVocabulary) -> Vocabulary | HashedVocabu
     return Vocabulary(columns.words) if isinstance(columns, Vocabulary) else columns
 
 
-def _agreed(rule: WordRule, parties: Mapping[str, Sequence[str]], words: Words, seed: int) -> Agreement:
+def _agreed(rule: VocabularyConfig, parties: Mapping[str, Sequence[str]], words: Words, seed: int) -> Agreement:
     """Key and secrets come from the seed: the same seed gives the same words in the same order."""
     fewest = 2 if rule.min_parties is None else int(rule.min_parties)
     asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.max_word_bytes))
     secrets = {name: key(seed, "secret", name) for name in parties}
     shards = word_shards(parties, words, key_from_seed(seed), secrets)
-    return agree(shards, Parallel(), asked, reduction=counting_among(len(parties)), seed=seed)
+    return agree(shards, Parallel(), asked, reduction=counting_reduction(len(parties)), seed=seed)
 
 
-def summed_frequencies(counted: Mapping[str, Counted], seed: int) -> tuple[np.ndarray, int]:
+def summed_frequencies(counted: Mapping[str, DocumentRows], seed: int) -> tuple[np.ndarray, int]:
     """Document frequencies of all parties."""
     program = FrequencySums()
-    shards = [Shard(name, matrix_of(own.rows), key(seed, "secret", name)) for name, own in counted.items()]
-    return program.counts(only_round(program, shards, seed).checkpoint.server)
+    shards = [Shard(name, rows_as_matrix(own.rows), key(seed, "secret", name)) for name, own in counted.items()]
+    return program.counts(run_single_round(program, shards, seed).checkpoint.server)
 
 
-def only_round(program: Any, shards: Sequence[Shard], seed: int) -> Round:
+def run_single_round(program: Any, shards: Sequence[Shard], seed: int) -> Round:
     """The one round of a count, masked where there are enough parties for that."""
-    (done,) = Parallel().run(program, shards, Schedule(1, seed), reduction=counting_among(len(shards)))
+    (done,) = Parallel().run(program, shards, Schedule(1, seed), reduction=counting_reduction(len(shards)))
     return done
 
 
-def counting_among(parties: int) -> Reduction:
+def counting_reduction(parties: int) -> Reduction:
     """Sums of whole numbers: exact, and masked from three parties on."""
-    return masks_for_words(parties) if parties >= FEWEST_MASKED else PlainReduction()
+    return secure_sum_for_words(parties) if parties >= FEWEST_MASKED else PlainReduction()

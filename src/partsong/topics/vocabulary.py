@@ -16,7 +16,15 @@ from partsong.core.interfaces import Matrix
 from partsong.core.parameters import whole_number
 from partsong.core.states import state
 from partsong.data.conversion import as_matrix
-from partsong.errors import DataError, DataTypeError, FeatureError, ParameterError, PartsongError, ShapeError, reworded
+from partsong.errors import (
+    DataError,
+    DataTypeError,
+    FeatureError,
+    ParameterError,
+    PartsongError,
+    ShapeError,
+    with_message,
+)
 from partsong.estimators.parties import party_names
 from partsong.evaluation.topic_quality import WINDOW, windows
 from partsong.topics.documents import as_documents, read_word_list
@@ -152,7 +160,7 @@ def document_frequencies(documents: Iterable[str], words: Words) -> tuple[Counte
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class DocumentRows:
     """Rows (n × m, CSR, float32), one per document; `is_empty`: without any word that has a column."""
 
     rows: Any
@@ -163,7 +171,7 @@ class Counted:
         """How many documents are empty; they are kept, as rows of zeros."""
         return int(self.is_empty.sum())
 
-    def require_words(self, whose: str = "The collection") -> Counted:
+    def require_words(self, whose: str = "The collection") -> DocumentRows:
         """Itself, unless every document is empty."""
         if self.n_empty == len(self.is_empty):
             raise DataError(
@@ -173,7 +181,7 @@ class Counted:
         return self
 
 
-def count(documents: Iterable[str], words: Words, vocabulary: Columns) -> Counted:
+def count_words(documents: Iterable[str], words: Words, vocabulary: Columns) -> DocumentRows:
     """How often each word of the vocabulary is in each document; documents without any stay, as rows of zeros."""
     known: dict[str, int] = {}
     columns: list[int] = []
@@ -190,7 +198,7 @@ def count(documents: Iterable[str], words: Words, vocabulary: Columns) -> Counte
     values = np.ones(len(columns), dtype=np.float32)
     rows = sparse.csr_matrix((values, np.array(columns, dtype=np.int32), np.array(ends)), shape=shape)
     rows.sum_duplicates()
-    return Counted(rows, np.diff(rows.indptr) == 0)
+    return DocumentRows(rows, np.diff(rows.indptr) == 0)
 
 
 def inverse_frequencies(documents: Any, n_documents: int) -> Any:
@@ -202,8 +210,8 @@ def inverse_frequencies(documents: Any, n_documents: int) -> Any:
 
 
 def tf_idf(
-    counted: Counted, documents: Any, n_documents: int, *, is_sublinear: bool = False, norm: str = "l2"
-) -> Counted:
+    counted: DocumentRows, documents: Any, n_documents: int, *, is_sublinear: bool = False, norm: str = "l2"
+) -> DocumentRows:
     """Counts (or 1 + log of them) times inverse document frequencies; rows of unit norm ("l2"), or as they are.
 
     Frequencies are those of all parties together, so that a word weighs the same everywhere.
@@ -228,7 +236,7 @@ class UnknownWordsWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Weighing:
+class TextVectorizer:
     """What a text is to a model: which words it has, which columns they are, and what they weigh.
 
     `documents` are the document frequencies of all parties' texts, for tf-idf with rows of norm 1; without them a word
@@ -252,11 +260,11 @@ class Weighing:
             return list(self.vocabulary.words)
         return [f"#{column}" for column in range(self.vocabulary.n_columns)]
 
-    def counted(self, texts: Iterable[str]) -> Counted:
+    def counted(self, texts: Iterable[str]) -> DocumentRows:
         """How often each word is in each text."""
-        return count(texts, self.words, self.vocabulary)
+        return count_words(texts, self.words, self.vocabulary)
 
-    def weighed(self, counted: Counted) -> Counted:
+    def weighed(self, counted: DocumentRows) -> DocumentRows:
         """The same by weight."""
         return counted if self.documents is None else tf_idf(counted, self.documents, self.n_documents)
 
@@ -268,7 +276,7 @@ class Weighing:
         return sparse.csr_array((rows.data, rows.indices, rows.indptr), (rows.shape[0], self.vocabulary.n_columns))
 
 
-def words_of(words: Words | None, language: str, stop_words: Iterable[str]) -> Words:
+def word_options(words: Words | None, language: str, stop_words: Iterable[str]) -> Words:
     """The options of words by a value, or by the two that are changed most."""
     if words is None:
         if isinstance(stop_words, str | Iterator) or not isinstance(stop_words, Iterable):
@@ -303,12 +311,12 @@ def texts_by_party(texts: Any) -> dict[str, list[str]]:
     return {str(name): _documents(str(name), own) for name, own in texts.items()}
 
 
-def matrix_of(rows: Any, dtype: Any = None) -> Matrix:
+def rows_as_matrix(rows: Any, dtype: Any = None) -> Matrix:
     """Rows behind products."""
     return as_matrix(sparse.csr_array(rows), dtype)
 
 
-def frequencies_of(counted: Counted) -> tuple[np.ndarray, int]:
+def frequencies_of(counted: DocumentRows) -> tuple[np.ndarray, int]:
     """In how many documents each column is above zero, and how many there are."""
     return np.bincount(counted.rows.indices, minlength=counted.rows.shape[1]).astype(np.int64), counted.rows.shape[0]
 
@@ -317,4 +325,4 @@ def _documents(name: str, texts: Any) -> list[str]:
     try:
         return as_documents(texts)
     except PartsongError as error:
-        raise reworded(error, f"Party {name!r}: {error}") from None
+        raise with_message(error, f"Party {name!r}: {error}") from None

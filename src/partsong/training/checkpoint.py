@@ -25,7 +25,7 @@ from partsong.core.interfaces import Checkpoint, Message, Round, State
 from partsong.core.states import state
 from partsong.data.scan import is_sparse
 from partsong.errors import FileError, FormatError, ParameterError
-from partsong.io.opening import place_of
+from partsong.io.opening import resolve_path
 from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
@@ -102,7 +102,7 @@ def load_run(path: str | PathLike[str]) -> SavedRun:
     """Read a checkpoint file; whatever is not the checkpoint of a fit is a FormatError."""
     run = read_state(path, "checkpoint")
     if not isinstance(run, SavedRun) or not _is_sound(run):
-        raise FormatError(f"{place_of(path)}: not the checkpoint of a fit. Start a new run.")
+        raise FormatError(f"{resolve_path(path)}: not the checkpoint of a fit. Start a new run.")
     return run
 
 

@@ -33,7 +33,7 @@ from partsong.engines.torch_distributed import TorchDistributed, is_launched, pr
 from partsong.errors import CompositionError
 from partsong.io.model_file import Model, machine_versions, now, package_versions, save_model
 from partsong.io.weights import listing_path, shard_path, write_weights
-from partsong.io.write import replacing, write_json
+from partsong.io.write import atomic_write, write_json
 from partsong.methods.exact import SharedSums
 from partsong.methods.registry import Problem
 from partsong.solvers.game import compose_game
@@ -475,7 +475,7 @@ class DistributedFit:
             def write() -> None:
                 if path is not None and kept:
                     names = None if path.name.lower().endswith(".npy") else self.data.sample_names
-                    write_weights(drafts.enter_context(replacing(path)), self.result.W, names)
+                    write_weights(drafts.enter_context(atomic_write(path)), self.result.W, names)
                 if is_first:
                     self._write_model(last, place, rows, folder)
 
@@ -509,9 +509,9 @@ class DistributedFit:
         places = [] if model is None else [model]
         places += [] if folder is None else [folder.path / MODEL]
         for place in places:
-            save_model(last.enter_context(replacing(place)), self.model())
+            save_model(last.enter_context(atomic_write(place)), self.model())
         if weights is not None:
-            write_json(last.enter_context(replacing(listing_path(weights))), self._listing(weights))
+            write_json(last.enter_context(atomic_write(listing_path(weights))), self._listing(weights))
 
     def _listing(self, weights: Path) -> dict[str, Any]:
         n, ranks = self.data.shape[0], self.settings.ranks

@@ -21,7 +21,7 @@ from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import plan_of
 from partsong.federation.site.state import RunFolder
 from partsong.io.model_file import load_model
-from partsong.topics.vocabulary import matrix_of
+from partsong.topics.vocabulary import rows_as_matrix
 from tests.integration.flower.flower_processes import SITES, federation
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -93,7 +93,7 @@ def require_same_bits(place, sites):
     for name, site in sorted(sites.items()):
         assert (site.path / "results" / "notes" / "vocabulary.txt").read_text().splitlines() == list(weighing.names)
         rows = weighing.weighed(weighing.counted(texts_of(name))).rows
-        shards.append(Shard(name, matrix_of(rows, "float64"), site.secret()))
+        shards.append(Shard(name, rows_as_matrix(rows, "float64"), site.secret()))
         charged = [tuple(line["attempt"]) for line in site.opened().ledger.chain.lines()]
         assert len(set(charged)) == len(charged) == record.index + words_done(place)
     plan = plan_of(experiment.told(), 3, None)

@@ -12,8 +12,8 @@ from scipy import sparse
 import partsong
 from partsong.errors import DataError, FileError, FormatError, PartsongError, ShapeError, UnreadableError
 from partsong.io import blocks, sparse_archive
-from partsong.io.blocks import open_source, require_sound
-from partsong.io.opening import Wanted
+from partsong.io.blocks import open_source, validate_block
+from partsong.io.opening import ReadOptions
 
 SPANS = [None, (3, 17), (0, 1), (30, 31)]
 
@@ -33,10 +33,10 @@ def S(monkeypatch):
 
 
 def require_same_blocks(path, X, *, is_partial, transpose=False):
-    source = open_source(path, Wanted(transpose=transpose))
+    source = open_source(path, ReadOptions(transpose=transpose))
     X = X.T if transpose else X
     assert source.shape == X.shape
-    assert source.holds_all is not is_partial
+    assert source.is_loaded is not is_partial
     for rows in SPANS:
         for columns in SPANS:
             block = source.block(rows, columns)
@@ -72,7 +72,7 @@ def test_other_files_are_read_whole_and_cut(S, tmp_path):
     np.savetxt(tmp_path / "x.csv", X, delimiter=",", header=",".join(f"f{j}" for j in range(31)), comments="")
     for name in ("x.npz", "coo.npz", "x.csv"):
         require_same_blocks(tmp_path / name, X, is_partial=False)
-    source = open_source(tmp_path / "x.csv").after_reading((3, 9))
+    source = open_source(tmp_path / "x.csv").released((3, 9))
     assert source.feature_names == tuple(f"f{j}" for j in range(31))
     with pytest.raises(FormatError, match="let go"):
         source.block((3, 9))
@@ -85,7 +85,7 @@ def test_names_come_with_sparse_blocks(S, tmp_path):
     source = open_source(tmp_path / "x.npz")
     assert source.feature_names == tuple(names["feature_names"])
     assert source.sample_names((4, 6)) == ("s4", "s5")
-    turned = open_source(tmp_path / "x.npz", Wanted(transpose=True))
+    turned = open_source(tmp_path / "x.npz", ReadOptions(transpose=True))
     assert turned.feature_names is None, "there are as many features as there were samples"
 
 
@@ -105,12 +105,12 @@ def test_bad_values_are_told_by_file_and_by_places_in_the_whole(S, tmp_path, wha
     for rows, columns in (((18, 30), None), (None, (5, 12)), ((20, 24), (9, 10))):
         block = source.block(rows, columns)
         with pytest.raises(DataError) as told:
-            require_sound(block, source, (rows or [0])[0], (columns or [0])[0])
+            validate_block(block, source, (rows or [0])[0], (columns or [0])[0])
         assert str(path) in str(told.value)
         assert words in str(told.value)
         assert "2 cell(s)" in str(told.value)
         assert "rows 20, 23; column 9;" in str(told.value)
-    require_sound(source.block((0, 20)), source)
+    validate_block(source.block((0, 20)), source)
 
 
 def damaged(folder, name, **changes):
@@ -160,7 +160,7 @@ def test_what_is_no_matrix_or_not_there_is_refused(tmp_path):
         open_source(tmp_path / "nothing.npy")
     source = open_source(tmp_path / "z.npy")
     with pytest.raises(UnreadableError, match=r"z\.npy.*[Cc]omplex"):
-        require_sound(source.block((0, 1)), source)
+        validate_block(source.block((0, 1)), source)
     with pytest.raises(ShapeError, match="no rows 2 to 3"):
         source.block((2, 4))
 

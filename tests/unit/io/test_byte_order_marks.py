@@ -10,7 +10,7 @@ from partsong.federation.commands.server import _names_in
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import SharedKey
-from partsong.io.party_folder import FORMAT, LISTING, VERSION, listed
+from partsong.io.party_folder import FORMAT, LISTING, VERSION, read_listing
 from partsong.topics.tokenizer import stop_words_of
 from partsong.topics.vocabulary import Vocabulary
 
@@ -22,7 +22,7 @@ READERS = {
     "site.toml": (Policy.read, "minimum_rows = 50\nsecure_aggregation = true\n"),
     "sites.key": (lambda path: SharedKey.read(path.read_text(encoding="utf-8")), KEY.text + "\n"),
     "names.txt": (_names_in, "alpha\nbeta\n"),
-    LISTING: (lambda path: listed(path.parent), json.dumps(PARTS)),
+    LISTING: (lambda path: read_listing(path.parent), json.dumps(PARTS)),
     "words.txt": (lambda path: Vocabulary.of_file(path).words, "cat\ndog\n"),
     "stop.txt": (stop_words_of, "the\nof\n"),
 }

@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 import partsong
 from partsong.errors import FeatureError, FileError, FormatError, ParameterError
 from partsong.io import delimited
-from partsong.io.delimited import layout_of, read_carefully
-from partsong.io.opening import Wanted
+from partsong.io.delimited import detect_layout, read_with_diagnostics
+from partsong.io.opening import ReadOptions
 from partsong.io.read import read
 
 
@@ -173,8 +173,8 @@ def test_quick_and_careful_reading_agree(tmp_path_factory, X, data):
     np.testing.assert_array_equal(table.X, X)
     assert table.feature_names == tuple(name.strip() for name in features)
     assert table.sample_names == tuple(name.strip() for name in samples)
-    layout = layout_of(path, ",", Wanted())
-    quick, careful = delimited._read_quickly(path, layout), read_carefully(path, layout)
+    layout = detect_layout(path, ",", ReadOptions())
+    quick, careful = delimited._read_fast(path, layout), read_with_diagnostics(path, layout)
     if quick is not None:
         np.testing.assert_array_equal(quick[0], careful[0])
         assert quick[1] == careful[1]

@@ -15,7 +15,7 @@ from partsong.errors import DataTypeError, FeatureError, FileError, PartsongErro
 from partsong.io import weights
 from partsong.io.read import read
 from partsong.io.weights import write_weights
-from partsong.io.write import first_formula, replacing
+from partsong.io.write import atomic_write, first_formula
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".npy", ".parquet", ".h5ad")
 every_ending = pytest.mark.parametrize("ending", ENDINGS)
@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_the_old_file(tmp_path):
     path.write_text("old")
 
     def write_and_stop():
-        with replacing(path) as draft:
+        with atomic_write(path) as draft:
             draft.write_text("new")
             raise KeyboardInterrupt
 

@@ -32,7 +32,7 @@ from partsong.secure_aggregation import crypto
 from partsong.solvers.lda import TopicRows
 from partsong.topics import fitting, shared_vocabulary
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, count
+from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, count_words
 
 PLANTED = (
     ("cat", "dog", "horse", "sheep", "goat", "hen"),
@@ -165,7 +165,7 @@ def test_other_vocabularies_have_the_frequencies_of_all_parties(source, tmp_path
     vocabulary = {"list": words, "file": tmp_path / "words.txt", "hash": "hash"}[source]
     columns = {"max_words": 5000} if source == "hash" else {}
     model = partsong.FederatedTopicModel(3, random_state=0, vocabulary=vocabulary, **columns).fit(PARTIES)
-    counted = count(POOLED, Words(), model.vectorizer_.vocabulary)
+    counted = count_words(POOLED, Words(), model.vectorizer_.vocabulary)
     assert np.array_equal(model.vectorizer_.documents, np.asarray((counted.rows > 0).sum(axis=0)).ravel())
     assert model.vectorizer_.n_documents == len(POOLED)
     if source == "hash":
@@ -199,7 +199,7 @@ def test_fit_transform_is_fit_and_transform(alone):
 
 def test_coherence_is_that_of_all_documents(together):
     vocabulary = Vocabulary(tuple(together.vocabulary_))
-    rows, topics = count(POOLED, Words(), vocabulary).rows, top_columns(together.components_, 10)
+    rows, topics = count_words(POOLED, Words(), vocabulary).rows, top_columns(together.components_, 10)
     counts = count_pairs(rows, TopicPairs.of(topics))
     assert together.coherence().topics == pytest.approx(npmi_coherence(topics, counts).topics)
     assert together.coherence("c_v").topics == pytest.approx(cv_coherence(topics, counts).topics)
@@ -632,7 +632,9 @@ def test_more_words_than_a_fit_counts_are_judged_by_texts(together):
     with pytest.raises(ParameterError, match="Give the texts"):
         together.coherence(n=12)
     topics = top_columns(together.components_, 12)
-    counts = count_pairs(count(POOLED, Words(), Vocabulary(tuple(together.vocabulary_))).rows, TopicPairs.of(topics))
+    counts = count_pairs(
+        count_words(POOLED, Words(), Vocabulary(tuple(together.vocabulary_))).rows, TopicPairs.of(topics)
+    )
     assert together.coherence(texts=PARTIES, n=12).topics == pytest.approx(npmi_coherence(topics, counts).topics)
     assert all(len(topic) <= 18 for topic in together.topics(1000))
 

@@ -10,7 +10,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, T
 from partsong.errors import DataError, FeatureError, ParameterError, ShapeError
 from partsong.topics.agreement.encoding import fresh_key
 from partsong.topics.tokenizer import LETTERS, Words
-from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, count, tf_idf
+from partsong.topics.vocabulary import HashedVocabulary, Vocabulary, count_words, tf_idf
 
 texts = st.lists(st.text(alphabet="ab cdé'X1-_ß", max_size=25), min_size=1, max_size=12)
 some_texts = texts.filter(lambda listed: any(Words("none").of(text) for text in listed))
@@ -26,7 +26,7 @@ def test_counts_are_those_of_scikit_learn(documents, strip_accents):
     expected = theirs.fit_transform(documents)
     assert vocabulary.words == tuple(theirs.get_feature_names_out())
     assert_array_equal(vocabulary.documents, np.asarray((expected > 0).sum(axis=0)).ravel())
-    counted = count(documents, words, vocabulary)
+    counted = count_words(documents, words, vocabulary)
     assert counted.rows.dtype == np.float32
     assert_array_equal(counted.rows.toarray(), expected.toarray())
     assert_array_equal(counted.is_empty, np.asarray(expected.sum(axis=1)).ravel() == 0)
@@ -42,7 +42,7 @@ def test_weights_are_those_of_scikit_learn(documents, is_sublinear, norm):
         sublinear_tf=is_sublinear,
         norm=None if norm == "none" else norm,
     )
-    counted = count(documents, words, vocabulary)
+    counted = count_words(documents, words, vocabulary)
     ours = tf_idf(counted, vocabulary.documents, vocabulary.n_documents, is_sublinear=is_sublinear, norm=norm)
     assert_allclose(ours.rows.toarray(), theirs.fit_transform(documents).toarray(), rtol=2e-6, atol=1e-7)
     assert_array_equal(ours.is_empty, counted.is_empty)
@@ -54,16 +54,16 @@ def test_frequencies_of_all_parties_give_the_weights_of_the_pooled_documents():
     pooled, words = [text for part in parts for text in part], Words("none")
     vocabulary = Vocabulary.of_documents(pooled, words)
     own = [
-        tf_idf(count(part, words, vocabulary), vocabulary.documents, vocabulary.n_documents).rows.toarray()
+        tf_idf(count_words(part, words, vocabulary), vocabulary.documents, vocabulary.n_documents).rows.toarray()
         for part in parts
     ]
-    expected = TfidfTransformer().fit_transform(count(pooled, words, vocabulary).rows.astype(np.float64))
+    expected = TfidfTransformer().fit_transform(count_words(pooled, words, vocabulary).rows.astype(np.float64))
     assert_allclose(np.vstack(own), expected.toarray(), rtol=1e-6)
 
 
 def test_documents_without_words_are_kept_and_flagged():
     vocabulary = Vocabulary(("cat", "dog"))
-    counted = count(["dog cat dog", "", "horse", "cat"], Words(), vocabulary)
+    counted = count_words(["dog cat dog", "", "horse", "cat"], Words(), vocabulary)
     assert_array_equal(counted.rows.toarray(), [[1, 2], [0, 0], [0, 0], [1, 0]])
     assert_array_equal(counted.is_empty, [False, True, True, False])
     assert counted.n_empty == 2
@@ -71,7 +71,7 @@ def test_documents_without_words_are_kept_and_flagged():
 
 
 def test_a_party_that_misses_every_shared_word_has_empty_documents():
-    counted = count(["secretword", "another"], Words(), Vocabulary(("cat", "dog")))
+    counted = count_words(["secretword", "another"], Words(), Vocabulary(("cat", "dog")))
     assert counted.is_empty.all()
     with pytest.raises(DataError, match="all 2 documents are empty") as caught:
         counted.require_words("Party 'a'")
@@ -113,7 +113,7 @@ def test_a_public_list_keeps_its_order(tmp_path):
 def test_hashed_columns_hold_every_word(documents):
     words, key = Words("none"), fresh_key()
     for vocabulary in (HashedVocabulary(7), HashedVocabulary(7, key)):
-        counted = count(documents, words, vocabulary)
+        counted = count_words(documents, words, vocabulary)
         assert counted.rows.shape == (len(documents), 7)
         assert_array_equal(counted.rows.sum(axis=1).A1, [len(words.of(text)) for text in documents])
     assert repr(key) not in repr(HashedVocabulary(7, key))
@@ -134,7 +134,7 @@ def test_what_does_not_fit():
         Vocabulary(())
     with pytest.raises(ShapeError):
         Vocabulary(("a", "b"), [1])
-    counted = count(["ab"], Words("none"), Vocabulary(("ab", "cd")))
+    counted = count_words(["ab"], Words("none"), Vocabulary(("ab", "cd")))
     with pytest.raises(ShapeError):
         tf_idf(counted, [1], 1)
     with pytest.raises(ParameterError):

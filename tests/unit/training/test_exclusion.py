@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 
 import partsong
 from partsong.core.interfaces import Message
-from partsong.data.party_columns import Columns, of_other_columns
+from partsong.data.party_columns import Columns, parties_with_other_columns
 from partsong.errors import CompositionError, DataError, FeatureError, PartsongError, PartyError, UploadError
 from partsong.methods import build
 from partsong.training.loop import LeftOutWarning
@@ -99,17 +99,17 @@ def test_whose_columns_are_odd_is_no_matter_of_order():
 
 def test_most_decide_by_number_and_then_by_name():
     plain, named, odd = Columns(3, None), Columns(3, ["u", "v", "w"]), Columns(3, ["u", "v", "x"])
-    assert of_other_columns({}) == {}
-    assert of_other_columns({"a": plain, "b": named}) == {}
-    assert set(of_other_columns({"a": Columns(2, None), "b": plain, "c": named})) == {"a"}
-    assert set(of_other_columns({"a": odd, "b": plain, "c": named, "d": named})) == {"a"}
-    assert of_other_columns({"a": named, "b": Columns(3, ["w", "u", "v"])}) == {}
+    assert parties_with_other_columns({}) == {}
+    assert parties_with_other_columns({"a": plain, "b": named}) == {}
+    assert set(parties_with_other_columns({"a": Columns(2, None), "b": plain, "c": named})) == {"a"}
+    assert set(parties_with_other_columns({"a": odd, "b": plain, "c": named, "d": named})) == {"a"}
+    assert parties_with_other_columns({"a": named, "b": Columns(3, ["w", "u", "v"])}) == {}
 
 
 def test_of_the_columns_that_a_party_lacks_thirty_are_named():
     names = [f"g{i}" for i in range(60)]
     for lacking, more in ((12, ""), (41, r" \(and 11 more\)")):
-        (reason,) = of_other_columns(
+        (reason,) = parties_with_other_columns(
             {
                 "a": Columns(60, names),
                 "b": Columns(60, names),

@@ -11,7 +11,7 @@ import typer
 
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, facts, failure, guarded, put_json, put_result, tell, visible
-from partsong.core.parameters import nearest
+from partsong.core.parameters import suggest_name
 from partsong.errors import BrokenChain, ParameterError
 from partsong.federation.audit_log import (
     COLUMNS,
@@ -96,7 +96,7 @@ def show(
     totals, unlisted = totals_of(lines), unlisted_at(path, lines)
     if run is not None:
         if run not in totals:
-            raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {nearest(run, tuple(totals))}")
+            raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {suggest_name(run, tuple(totals))}")
         lines, totals = [line for line in lines if line["run"] == run], {run: totals[run]}
     latest = lines if last is None else lines[-last:]
     if as_json:

@@ -24,7 +24,7 @@ from partsong.federation.policy import Policy, answer_rare_columns, has_policy, 
 from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint
 from partsong.federation.setup.site_folder import USUAL_COLUMN, SiteFolder, are_texts, texts_at
 from partsong.federation.transports.files import answer_in
-from partsong.io.opening import Wanted
+from partsong.io.opening import ReadOptions
 from partsong.io.write import write_text
 
 # ---- federation shared-key ------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def join(
     reading = {"label": label, "transpose": transpose or None, "key": key, "header": header}
     reading |= {"text_column": text_column, "encoding": encoding}
     data, options = _data_of(place, data, {name: value for name, value in reading.items() if value is not None})
-    table = None if "text_column" in options else _checked_table(data, Wanted(**options))
+    table = None if "text_column" in options else _checked_table(data, ReadOptions(**options))
     if table is None:
         check_texts(data, options)
     site = SiteFolder.wanted(place, read, data, options)
@@ -278,7 +278,7 @@ def _shared_key(place: Path) -> SharedKey:
     return SharedKey.read(read_file(place, "Check the path.").decode(errors="replace"))
 
 
-def _checked_table(data: Path, wanted: Wanted) -> Table:
+def _checked_table(data: Path, wanted: ReadOptions) -> Table:
     """What `partsong check` says; data that cannot be factorized are refused."""
     try:
         table = read_table(data, wanted)

@@ -46,7 +46,7 @@ from partsong.federation.wire import NOT_IN, RUN
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.io.write import write_text
 from partsong.secure_aggregation.messages import Roster
-from partsong.topics.agreement.protocol import MOST_EXCHANGES, masks_for_words
+from partsong.topics.agreement.protocol import MOST_EXCHANGES, secure_sum_for_words
 from partsong.topics.fitting import require_words
 from partsong.topics.shared_vocabulary import FEWEST_MASKED
 
@@ -291,7 +291,7 @@ def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, s
             )
         require_words(plan.program, kept)
 
-    masks = masks_for_words(parties, getattr(plan.reduction, "roster", None))
+    masks = secure_sum_for_words(parties, getattr(plan.reduction, "roster", None))
     agreement: Any = rule.rounds
     words = replace(coordinator, folder=folder, name=f"{run}{SUFFIX}")
     for done in words.rounds(agreement, Schedule(MOST_EXCHANGES, seed), masks, require_enough):

@@ -21,7 +21,7 @@ from typing import Any
 from partsong.core.interfaces import Round
 from partsong.federation.server.state import AsyncRunState, RunState
 from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
-from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES, TABLES, WORDS, Step
+from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES, TABLES, WORDS, AgreementStep
 
 WAITING = "waiting.jsonl"
 AGREEMENT, STEPS = "words", "steps.jsonl"
@@ -116,7 +116,7 @@ def note_step(path: Path, done: Round) -> dict[str, Any]:
 
     A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
     """
-    following = NEXT[Step.read(done.model["step"]).stage]
+    following = NEXT[AgreementStep.read(done.model["step"]).stage]
     line = {"step": done.index + 1, "steps": MOST_EXCHANGES, **_figures(done), "next": following}
     append_line(path, line)
     return line

@@ -129,7 +129,7 @@ class Remote:
             raise self._explained(error, answers) from error
         # Uploads of an open sum are not written: their sites send the same bytes again.
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
-        if found is None and is_kept and not served.is_again:
+        if found is None and is_kept and not served.must_restart:
             self._journal.decide(self._attempt, ask.phase, answers, unheard)
         return served
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from partsong.core.parameters import nearest
+from partsong.core.parameters import suggest_name
 from partsong.errors import FileError, FormatError, ParameterError
 from partsong.federation.locks import is_held
 from partsong.federation.server.state import AsyncRunState, RunState
@@ -231,7 +231,7 @@ class ServerFolder:
     def remove(self, site: str) -> Listed:
         """Forget a site; the roster that is left, which all others need."""
         if site not in self.cards():
-            raise ParameterError(f"There is no site {site[:60]!r} here. {nearest(site, tuple(self.cards()))}")
+            raise ParameterError(f"There is no site {site[:60]!r} here. {suggest_name(site, tuple(self.cards()))}")
         for ending in ("toml", "node"):
             (self.path / "sites" / f"{site}.{ending}").unlink(missing_ok=True)
         return self.roster()
@@ -276,7 +276,7 @@ class ServerFolder:
         """The folder of a run that is there."""
         place = self.run(name)
         if not place.experiment.exists():
-            raise FileError(f"There is no run {name!r} here. {nearest(name, self.runs())}")
+            raise FileError(f"There is no run {name!r} here. {suggest_name(name, self.runs())}")
         return place
 
     def runs(self) -> tuple[str, ...]:

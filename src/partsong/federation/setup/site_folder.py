@@ -49,7 +49,7 @@ from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
 from partsong.federation.transports.base import require_name
-from partsong.io.opening import Wanted
+from partsong.io.opening import ReadOptions
 from partsong.io.read import read_wanted
 from partsong.io.write import write_bytes, write_text
 from partsong.topics.documents import read_documents
@@ -411,5 +411,5 @@ def _stamp(data: Path) -> Stamp:
 def _read(data: Path, reading: tuple[tuple[str, Any], ...], stamp: Stamp) -> Any:
     options = dict(reading)
     if "text_column" not in options:
-        return read_wanted(data, Wanted(**options))
+        return read_wanted(data, ReadOptions(**options))
     return tuple(read_documents(data, column=options["text_column"], encoding=options.get("encoding", "utf-8")))

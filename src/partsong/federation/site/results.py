@@ -27,11 +27,11 @@ from partsong.federation.site.state import make_folder
 from partsong.federation.wire import Denied
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.io.topic_file import TopicFile, save_topics
-from partsong.io.write import replacing, write_text
+from partsong.io.write import atomic_write, write_text
 from partsong.topics.fitting import is_mixture
-from partsong.topics.persistence import solver_as_told
+from partsong.topics.persistence import solver_to_dict
 from partsong.topics.tokenizer import Words
-from partsong.topics.vocabulary import COUNTS, Weighing
+from partsong.topics.vocabulary import COUNTS, TextVectorizer
 
 TOPICS = "topics.safetensors"
 
@@ -45,7 +45,7 @@ def save_topic_result(
     words: tuple[str, ...],
     settings: Mapping[str, Any],
     solver: RowSolver,
-    weighing: Weighing | None = None,
+    weighing: TextVectorizer | None = None,
 ) -> None:
     """Write H (k × V) with the words of its columns, for its owner alone: the same at every site, but for the time at
     which it was written. Nothing of the rows is in it; sizes and coherence of topics are not known.
@@ -67,7 +67,7 @@ def save_topic_result(
         n_documents=0 if weighing is None else weighing.n_documents,
         shares=None,
         coherence=None,
-        settings={**settings, "n_topics": len(H), "weighting": weighting, **solver_as_told(solver)},
+        settings={**settings, "n_topics": len(H), "weighting": weighting, **solver_to_dict(solver)},
         seed=int(settings.get("seed", 0)),
         created=now(),
         versions=package_versions(),
@@ -98,7 +98,7 @@ class Ending:
     parties: int
     matrix: Matrix = field(repr=False)
     columns: tuple[str, ...] = field(repr=False)
-    weighing: Weighing | None = field(repr=False, default=None)
+    weighing: TextVectorizer | None = field(repr=False, default=None)
 
     def keep(self, folder: Path, last: Message) -> str:
         """Write the result of the run into a folder of its own; a word for the site's log where W is not in it.
@@ -111,7 +111,7 @@ class Ending:
         make_folder(folder)
         self._save_models(folder, H)
         if W is not None:
-            with replacing(folder / WEIGHTS, private=True) as draft, draft.open("wb") as file:
+            with atomic_write(folder / WEIGHTS, private=True) as draft, draft.open("wb") as file:
                 np.save(file, np.asarray(W), allow_pickle=False)
         rows, fit = int(self.matrix.shape[0]), {"relative_error": None} if W is None else self._fit(W, Ht)
         result = {"run": self.run, "rows": rows, "components": len(H), **fit}

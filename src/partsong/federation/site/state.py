@@ -32,7 +32,7 @@ from partsong.data.validation import require_factorizable
 from partsong.errors import FileError, PartsongError
 from partsong.federation.wire import Denied, find_state, load_state, save_state
 from partsong.privacy.exposure import column_supports
-from partsong.topics.agreement.tables import HeldWords
+from partsong.topics.agreement.tables import PartyWords
 from partsong.topics.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def mark_of(rows: Any, order: tuple[int, ...]) -> str:
 
 
 def _pieces(rows: Any, order: tuple[int, ...]) -> Iterator[bytes]:
-    if isinstance(rows, HeldWords):
+    if isinstance(rows, PartyWords):
         yield "\n".join(rows.words).encode("utf-8", "surrogatepass")
         yield np.asarray(rows.documents, np.int64).tobytes()
         return

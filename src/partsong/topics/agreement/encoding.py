@@ -70,7 +70,7 @@ def session_key(key: bytes, seed: int, parties: Sequence[str]) -> bytes:
     return hashlib.blake2b(text, key=key, digest_size=KEY_BYTES, person=b"agreement").digest()
 
 
-def names_of(key: bytes, texts: Sequence[bytes]) -> Any:
+def hash_names(key: bytes, texts: Sequence[bytes]) -> Any:
     """A name of 16 bytes for each text, as an array (n × 16)."""
     keyed = hashlib.blake2b(key=key, digest_size=NAME_BYTES, person=b"name")
 
@@ -82,7 +82,7 @@ def names_of(key: bytes, texts: Sequence[bytes]) -> Any:
     return np.frombuffer(b"".join(map(name, texts)), np.uint8).reshape(len(texts), NAME_BYTES)
 
 
-def lanes(key: bytes, purpose: str, names: Any, count: int) -> Any:
+def keyed_numbers(key: bytes, purpose: str, names: Any, count: int) -> Any:
     """`count` independent numbers below 2³² for each name, as an array (n × count); others for other purposes."""
     blocks = np.repeat(names[:, None, :], -(-count // LANES), axis=1)
     blocks[:, :, 0] ^= np.arange(blocks.shape[1], dtype=np.uint8)
@@ -90,12 +90,12 @@ def lanes(key: bytes, purpose: str, names: Any, count: int) -> Any:
     return np.frombuffer(mixed, "<u4").reshape(len(names), LANES * blocks.shape[1])[:, :count]
 
 
-def within(numbers: Any, size: int) -> Any:
+def scale_below(numbers: Any, size: int) -> Any:
     """Numbers below 2³² to numbers below `size`; none has a probability above (1/size)·(1 + size/2³²)."""
     return ((numbers.astype(np.uint64) * np.uint64(size)) >> np.uint64(32)).astype(np.int64)
 
 
-def pad(key: bytes, purpose: str, count: int) -> Any:
+def keystream(key: bytes, purpose: str, count: int) -> Any:
     """A stream of bytes that is used for one purpose, once."""
     counters = np.zeros((-(-count // NAME_BYTES), 2), dtype="<u8")
     counters[:, 0] = np.arange(len(counters))
@@ -121,7 +121,7 @@ def are_wide(words: Sequence[bytes]) -> Any:
     return np.array([_NARROW.fullmatch(word) is None for word in words], dtype=bool)
 
 
-def rows_of(words: Sequence[bytes], longest: int | None) -> Any:
+def encode_words(words: Sequence[bytes], longest: int | None) -> Any:
     """Words as an array (n × bytes), zeros behind; None: for narrow words."""
     width = LETTERS if longest is None else longest
     letters = np.array(words, dtype=f"S{width}").view(np.uint8).reshape(len(words), width)
@@ -131,7 +131,7 @@ def rows_of(words: Sequence[bytes], longest: int | None) -> Any:
     return coded.astype("<u8")[:, None].view(np.uint8)[:, :NARROW_BYTES]
 
 
-def words_of(rows: Any, longest: int | None) -> tuple[list[bytes], Any]:
+def decode_words(rows: Any, longest: int | None) -> tuple[list[bytes], Any]:
     """The words again, and which rows look like one at all."""
     letters = np.ascontiguousarray(rows)
     is_one: Any = np.ones(len(rows), dtype=bool)
@@ -229,7 +229,7 @@ def _apart(numbers: Any, width: int) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DecodedWords:
     """Words, at how many parties each is, numbers to sort them by, and whether these are all words.
 
     The order follows from keyed hashes, and says nothing to whoever lacks the key.
@@ -242,16 +242,16 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EncodedWords:
     """Of each word its three cells (n × 3), what is told of it (n × bytes: text and a check), and its order."""
 
     places: Any
     payload: Any
     order: Any
 
-    def some(self, indices: list[int]) -> Told:
+    def some(self, indices: list[int]) -> EncodedWords:
         """Of some of the words."""
-        return Told(self.places[indices], self.payload[indices], self.order[indices])
+        return EncodedWords(self.places[indices], self.payload[indices], self.order[indices])
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class Cells:
             )
         return self.packing.packed(table)
 
-    def read(self, key: bytes, total: Any, naming: Naming) -> Reading:
+    def read(self, key: bytes, total: Any, naming: Naming) -> DecodedWords:
         """The words in the sum of what was added; `naming` gives the names of words under the same key."""
         left = self.packing.unpacked(np.reshape(total, self.shape))
         pads = self._pads(key)
@@ -314,9 +314,11 @@ class Cells:
             self._add(left, told.places, self.packing.as_numbers(told.payload[:, None, :] ^ pads[told.places]), -counts)
             if len(words) > len(left):
                 break
-        return Reading(words, np.concatenate(holders), np.concatenate(orders), not left.any())
+        return DecodedWords(words, np.concatenate(holders), np.concatenate(orders), not left.any())
 
-    def _alone(self, key: bytes, left: Any, pads: Any, naming: Naming) -> Iterator[tuple[list[bytes], Told, Any]]:
+    def _alone(
+        self, key: bytes, left: Any, pads: Any, naming: Naming
+    ) -> Iterator[tuple[list[bytes], EncodedWords, Any]]:
         """Words that are by themselves in a cell, then those in cells that others were taken out of, and so on."""
         changed = np.arange(len(left))
         while True:
@@ -325,7 +327,7 @@ class Cells:
             codes = left[at, 1:] // left[at, :1]
             fits = ((codes >= 0) & (codes < self.packing.most)).all(axis=1)
             at, payload = at[fits], self.packing.as_bytes(codes[fits]) ^ pads[at[fits]]
-            words, are_words = words_of(payload[:, : self.text_bytes], self.longest)
+            words, are_words = decode_words(payload[:, : self.text_bytes], self.longest)
             at, payload = at[are_words], payload[are_words]
             told = self._told(key, words, naming(words))
             genuine = (payload == told.payload).all(axis=1) & (told.places == at[:, None]).any(axis=1)
@@ -336,14 +338,14 @@ class Cells:
             yield [words[index] for index in first], found, left[at[first], 0]
             changed = np.unique(found.places)
 
-    def _told(self, key: bytes, words: Sequence[bytes], names: Any) -> Told:
-        numbers, checked = lanes(key, self._purpose, names, COPIES + 3), self.packing.check_bytes
+    def _told(self, key: bytes, words: Sequence[bytes], names: Any) -> EncodedWords:
+        numbers, checked = keyed_numbers(key, self._purpose, names, COPIES + 3), self.packing.check_bytes
         payload = np.zeros((len(words), self.packing.code_bytes), dtype=np.uint8)
-        payload[:, : self.text_bytes] = rows_of(words, self.longest)
+        payload[:, : self.text_bytes] = encode_words(words, self.longest)
         check = np.ascontiguousarray(numbers[:, COPIES : COPIES + 1]).view(np.uint8)
         payload[:, self.text_bytes : self.text_bytes + checked] = check[:, :checked]
         order = np.ascontiguousarray(numbers[:, COPIES + 1 :]).view("<i8").reshape(-1)
-        return Told(within(numbers[:, :COPIES], self.size) + np.arange(COPIES) * self.size, payload, order)
+        return EncodedWords(scale_below(numbers[:, :COPIES], self.size) + np.arange(COPIES) * self.size, payload, order)
 
     @property
     def _purpose(self) -> str:
@@ -351,7 +353,7 @@ class Cells:
 
     def _pads(self, key: bytes) -> Any:
         cells, width = self.shape[0], self.packing.code_bytes
-        return pad(key, self._purpose, cells * width).reshape(cells, width)
+        return keystream(key, self._purpose, cells * width).reshape(cells, width)
 
     def _add(self, table: Any, places: Any, codes: Any, counts: Any) -> None:
         """Add each word's count, and count times code, to its three cells."""

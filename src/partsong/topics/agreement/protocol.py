@@ -31,16 +31,16 @@ from partsong.core.streams import fresh_seed
 from partsong.errors import DataError, ParameterError, PartyError
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
-from partsong.topics.agreement.encoding import Cells, are_wide, lanes, names_of, session_key
+from partsong.topics.agreement.encoding import Cells, are_wide, hash_names, keyed_numbers, session_key
 from partsong.topics.agreement.tables import (
     FEWEST_LAST,
     AgreedWords,
+    BucketTables,
     CellSums,
-    HeldWords,
-    Tables,
+    PartyWords,
     Tally,
-    held_by,
     next_tables,
+    party_words,
 )
 from partsong.topics.vocabulary import Vocabulary
 
@@ -61,7 +61,7 @@ MOST_NAMED = 5
 
 @state("words.step")
 @dataclass(frozen=True, slots=True)
-class Step:
+class AgreementStep:
     """What everybody does next: the stage, the number of the exchange, and sizes of tables or cells."""
 
     stage: int
@@ -76,12 +76,12 @@ class Step:
         return np.array([self.stage, self.number, self.tables, self.buckets, self.narrow, self.wide], dtype=np.int64)
 
     @classmethod
-    def read(cls, numbers: Any) -> Step:
+    def read(cls, numbers: Any) -> AgreementStep:
         """From an array."""
         return cls(*(int(number) for number in numbers))
 
     @classmethod
-    def asked(cls, model: Message, last: int, party: str) -> Step:
+    def asked(cls, model: Message, last: int, party: str) -> AgreementStep:
         """The step that a server asks a party for, after its answer to step `last`.
 
         Pads and hashes are for one step each: a step that comes twice, or out of turn, or that no honest server asks
@@ -104,21 +104,21 @@ class Step:
 
 @state("words.remaining")
 @dataclass(frozen=True, slots=True)
-class Left:
+class RemainingWords:
     """Words that have passed so far, their names under the key, and which are wide."""
 
     words: tuple[bytes, ...] = field(repr=False)
     names: Any = field(repr=False)
     is_wide: Any = field(repr=False)
 
-    def some(self, chosen: Any) -> Left:
+    def some(self, chosen: Any) -> RemainingWords:
         """Those of them that are chosen by an array of booleans."""
-        return Left(tuple(compress(self.words, chosen.tolist())), self.names[chosen], self.is_wide[chosen])
+        return RemainingWords(tuple(compress(self.words, chosen.tolist())), self.names[chosen], self.is_wide[chosen])
 
 
 @state("words.party")
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class AgreementPartyState:
     """A party on the way: its words that are left, their places in the last tables, and at last the agreed words.
 
     `answered` is the number of the last step that it has answered. `n_too_long` of its words, in enough documents, had
@@ -127,9 +127,9 @@ class Candidate:
 
     key: bytes = field(repr=False)
     parties: int
-    left: Left
+    left: RemainingWords
     answered: int = -1
-    tables: Tables | None = None
+    tables: BucketTables | None = None
     places: Any = field(default=None, repr=False)
     agreed: AgreedWords | None = field(default=None, repr=False)
     n_too_long: int = 0
@@ -144,7 +144,7 @@ class Candidate:
         """At how many parties each of them is."""
         return None if self.agreed is None else self.agreed.holders
 
-    def narrowed(self, bitmap: Any, party: str) -> Candidate:
+    def narrowed(self, bitmap: Any, party: str) -> AgreementPartyState:
         """Without the words that are in a bucket that did not pass."""
         if self.tables is None or bitmap.dtype != np.uint8 or bitmap.shape != (-(-self.tables.size // 8),):
             raise PartyError(f"Party {party!r}: the server's bits are not those of the tables before. {_STOPPED}")
@@ -154,10 +154,10 @@ class Candidate:
 
 @state("words.server")
 @dataclass(frozen=True, slots=True)
-class Count:
+class AgreementServerState:
     """The server on the way: `chance` bounds the probability that a word at too few parties passes."""
 
-    step: Step
+    step: AgreementStep
     parties: int
     chance: float = 1.0
     n_tables: int = 0
@@ -205,17 +205,17 @@ class VocabularyAgreement(ProgramBase):
 
     def turn(self, model: Message) -> Turn:
         """All exchanges are one round: over the same parties."""
-        return Turn(Step.read(model["step"]).number, MOST_EXCHANGES)
+        return Turn(AgreementStep.read(model["step"]).number, MOST_EXCHANGES)
 
-    def start_party(self, shard: Shard, layout: Layout) -> Candidate:
+    def start_party(self, shard: Shard, layout: Layout) -> AgreementPartyState:
         """All words that may be proposed are left."""
-        held = held_by(shard)
+        held = party_words(shard)
         key = session_key(held.key, layout.seed, layout.parties)
         words, n_too_long = held.candidates(self.min_documents, self.longest)
-        left = Left(words, names_of(key, words), are_wide(words))
-        return Candidate(key, len(layout.parties), left, n_too_long=n_too_long)
+        left = RemainingWords(words, hash_names(key, words), are_wide(words))
+        return AgreementPartyState(key, len(layout.parties), left, n_too_long=n_too_long)
 
-    def start_server(self, layout: Layout) -> tuple[Count, Message]:
+    def start_server(self, layout: Layout) -> tuple[AgreementServerState, Message]:
         """A table for a first look: one bucket for four words, if no two parties have one in common."""
         parties = len(layout.parties)
         if self.min_parties > parties:
@@ -224,12 +224,14 @@ class VocabularyAgreement(ProgramBase):
                 f"that all of them have, take {parties}.",
                 parameter="min_parties",
             )
-        server = Count(Step(TABLES, 0, 1, max(256, parties * self.words_expected // 4)), parties)
+        server = AgreementServerState(
+            AgreementStep(TABLES, 0, 1, max(256, parties * self.words_expected // 4)), parties
+        )
         return server, Message({"step": server.step.written()})
 
-    def local(self, shard: Shard, party: Candidate, model: Message) -> tuple[Candidate, Message]:
-        held = held_by(shard)
-        step = Step.asked(model, party.answered, shard.name)
+    def local(self, shard: Shard, party: AgreementPartyState, model: Message) -> tuple[AgreementPartyState, Message]:
+        held = party_words(shard)
+        step = AgreementStep.asked(model, party.answered, shard.name)
         accord, is_second = model.arrays.get("accord"), party.answered == 0
         party = replace(party, answered=step.number)
         if (accord is not None and accord[0] != party.parties * _accord(held, party)) or (is_second and accord is None):
@@ -252,7 +254,7 @@ class VocabularyAgreement(ProgramBase):
             )
         return self._read(shard.name, held, party, model)
 
-    def finish(self, server: Count, aggregate: Message) -> tuple[Count, Message]:
+    def finish(self, server: AgreementServerState, aggregate: Message) -> tuple[AgreementServerState, Message]:
         """The next step, with what the sums have told."""
         if round(aggregate.weight) != server.parties:
             raise PartyError(
@@ -266,7 +268,7 @@ class VocabularyAgreement(ProgramBase):
             return server, Message({**aggregate.arrays, "step": server.step.written()})
         if aggregate["unread"][0] > 0:
             return self._again(server)
-        server = replace(server, step=Step(DONE, server.step.number + 1))
+        server = replace(server, step=AgreementStep(DONE, server.step.number + 1))
         told = {"documents": aggregate["documents"], "n_documents": aggregate["n_documents"]}
         return server, Message({**told, "step": server.step.written(), "chance": np.array([server.chance])})
 
@@ -275,27 +277,31 @@ class VocabularyAgreement(ProgramBase):
         """There is no factor."""
         return 0
 
-    def components(self, server: Count) -> Any:
+    def components(self, server: AgreementServerState) -> Any:
         return np.zeros((0, 0))
 
-    def is_over(self, server: Count) -> bool:
+    def is_over(self, server: AgreementServerState) -> bool:
         return server.step.stage == DONE
 
-    def metrics(self, server: Count) -> Mapping[str, float]:
+    def metrics(self, server: AgreementServerState) -> Mapping[str, float]:
         """The bound so far on the probability that a word at too few parties passes, and about how many words do."""
         return {"false_pass": server.chance, "tables": float(server.n_tables), "passing": server.n_passing}
 
-    def _mark(self, held: HeldWords, party: Candidate, step: Step) -> tuple[Candidate, Message]:
-        tables = Tables(step.number, step.tables, step.buckets, party.parties)
+    def _mark(
+        self, held: PartyWords, party: AgreementPartyState, step: AgreementStep
+    ) -> tuple[AgreementPartyState, Message]:
+        tables = BucketTables(step.number, step.tables, step.buckets, party.parties)
         places = tables.places(party.key, party.left.names)
         sent = {"tables": tables.marked(places, party.left.is_wide)}
         if step.number == 0:
             sent["accord"] = np.array([_accord(held, party)])
         return replace(party, tables=tables, places=places), Message(sent)
 
-    def _read(self, name: str, held: HeldWords, party: Candidate, model: Message) -> tuple[Candidate, Message]:
+    def _read(
+        self, name: str, held: PartyWords, party: AgreementPartyState, model: Message
+    ) -> tuple[AgreementPartyState, Message]:
         """The agreed words from the sums of cells, and in how many documents of this party each is."""
-        step = Step.read(model["step"])
+        step = AgreementStep.read(model["step"])
         cells = self._cells(replace(step, number=step.number - 1), party.parties)
         agreed = CellSums.heard(*cells, model, name).read(party.key, self.min_parties)
         if agreed is None:
@@ -304,9 +310,9 @@ class VocabularyAgreement(ProgramBase):
         sent = {"documents": held.frequencies_in(agreed.columns), "n_documents": np.array([held.n_documents])}
         return replace(party, agreed=agreed), Message({**sent, "unread": np.array([0.0])})
 
-    def _tally(self, server: Count, aggregate: Message) -> tuple[Count, Message]:
+    def _tally(self, server: AgreementServerState, aggregate: Message) -> tuple[AgreementServerState, Message]:
         step = server.step
-        before = Tables(step.number, step.tables, step.buckets, server.parties)
+        before = BucketTables(step.number, step.tables, step.buckets, server.parties)
         tally = Tally.of(before, aggregate["tables"], self.min_parties)
         chance = server.chance * tally.chance if self.min_parties > 1 else 0.0
         after = next_tables(before, tally, chance, self.false_pass)
@@ -316,7 +322,7 @@ class VocabularyAgreement(ProgramBase):
             n_tables=server.n_tables + step.tables,
             n_passing=tally.passing,
             n_wide=min(tally.wide, tally.passing),
-            step=Step(TABLES, after.number, after.tables, after.buckets),
+            step=AgreementStep(TABLES, after.number, after.tables, after.buckets),
         )
         if chance <= self.false_pass and (step.tables >= FEWEST_LAST or tally.words == 0):
             server = replace(server, step=self._cells_step(server))
@@ -329,7 +335,7 @@ class VocabularyAgreement(ProgramBase):
         told = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
         return server, Message({**told, "step": server.step.written()})
 
-    def _again(self, server: Count) -> tuple[Count, Message]:
+    def _again(self, server: AgreementServerState) -> tuple[AgreementServerState, Message]:
         if server.readings + 1 >= MOST_READINGS:
             raise PartyError(
                 f"The agreed words could not be read from {MOST_READINGS} sums. Check that all parties have the same "
@@ -339,17 +345,19 @@ class VocabularyAgreement(ProgramBase):
         server = replace(server, step=self._cells_step(server))
         return server, Message({"step": server.step.written()})
 
-    def _cells_step(self, server: Count) -> Step:
+    def _cells_step(self, server: AgreementServerState) -> AgreementStep:
         sizes = server.n_passing - server.n_wide, server.n_wide
-        return Step(WORDS, server.step.number + (server.step.stage != TABLES), 0, 0, *map(Cells.enough_for, sizes))
+        return AgreementStep(
+            WORDS, server.step.number + (server.step.stage != TABLES), 0, 0, *map(Cells.enough_for, sizes)
+        )
 
-    def _cells(self, step: Step, parties: int) -> tuple[Cells, Cells]:
+    def _cells(self, step: AgreementStep, parties: int) -> tuple[Cells, Cells]:
         return Cells(step.number, step.narrow, None, parties), Cells(step.number, step.wide, self.longest, parties)
 
 
-def _accord(held: HeldWords, party: Candidate) -> float:
+def _accord(held: PartyWords, party: AgreementPartyState) -> float:
     """A number of 32 bits that parties with the same key and the same options have in common."""
-    return float(lanes(party.key, "accord", names_of(party.key, [held.options.encode()]), 1)[0, 0])
+    return float(keyed_numbers(party.key, "accord", hash_names(party.key, [held.options.encode()]), 1)[0, 0])
 
 
 class LongWordsWarning(UserWarning):
@@ -403,7 +411,7 @@ class Agreement:
         )
 
 
-def masks_for_words(parties: int, roster: Roster | None = None) -> SecureSum:
+def secure_sum_for_words(parties: int, roster: Roster | None = None) -> SecureSum:
     """Masked sums of whole numbers that stay exact: n·bound < 2⁵³."""
     return SecureSum(bound=2.0 ** (53 - parties.bit_length()), weight_bound=1.0, roster=roster)
 
@@ -424,7 +432,7 @@ def agree(
     is called after each exchange. A LongWordsWarning tells where words were left out because of their length.
     """
     rule = rule or VocabularyAgreement()
-    masks = masks_for_words(len(shards)) if reduction is None else reduction
+    masks = secure_sum_for_words(len(shards)) if reduction is None else reduction
     schedule = Schedule(MOST_EXCHANGES, fresh_seed() if seed is None else seed)
     sent, answered, seconds = Counter[str](), 0, []
     for done in engine.run(cast(Program, rule), shards, schedule, reduction=masks):
@@ -432,13 +440,13 @@ def agree(
         answered += done.bytes_down
         seconds.append(done.seconds)
         watch(done)
-        if Step.read(done.model["step"]).stage == DONE:
+        if AgreementStep.read(done.model["step"]).stage == DONE:
             return _concluded(rule, done, sent, answered, seconds)
     raise PartyError(f"No agreement on words after {MOST_EXCHANGES} exchanges. Ask for a larger false_pass.")
 
 
 def _concluded(rule: VocabularyAgreement, done: Round, sent: Counter[str], answered: int, s: list[float]) -> Agreement:
-    parties: Mapping[str, Candidate] = done.checkpoint.parties
+    parties: Mapping[str, AgreementPartyState] = done.checkpoint.parties
     party = max(parties.values(), key=lambda one: one.n_too_long)
     vocabulary = agreed_vocabulary(party, done.model)
     chance, tables = float(done.model["chance"][0]), int(done.metrics["tables"])
@@ -449,7 +457,7 @@ def _concluded(rule: VocabularyAgreement, done: Round, sent: Counter[str], answe
     return agreement
 
 
-def agreed_vocabulary(party: Candidate, model: Message) -> Vocabulary:
+def agreed_vocabulary(party: AgreementPartyState, model: Message) -> Vocabulary:
     """What a party makes of the last message."""
     if not party.words:
         long = f" {party.n_too_long} different words of a party were left out for their length. {LONGER}"

@@ -2,7 +2,7 @@
 
 A word falls into one bucket of each table, by keyed hash. A party marks its words' buckets with 1, once however many of
 its words are there; sums over parties are counters from 0 to N, several of which travel in one whole number below 2⁵³.
-`HeldWords` is what a party brings to an agreement, `AgreedWords` what everybody who has the key reads at its end.
+`PartyWords` is what a party brings to an agreement, `AgreedWords` what everybody who has the key reads at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partsong.core.interfaces import Matrix, Message, Shard
 from partsong.core.states import state
 from partsong.core.streams import fresh_seed
 from partsong.errors import CompositionError, PartyError
-from partsong.topics.agreement.encoding import EXACT_BITS, Cells, lanes, names_of, require_key, within
+from partsong.topics.agreement.encoding import EXACT_BITS, Cells, hash_names, keyed_numbers, require_key, scale_below
 from partsong.topics.documents import as_documents
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import document_frequencies
@@ -106,7 +106,7 @@ class CellSums:
         return narrow, wide
 
     def _read(self, key: bytes, min_parties: int) -> AgreedWords | None:
-        naming = partial(names_of, key)
+        naming = partial(hash_names, key)
         cells = (self.narrow, self.wide)
         short, others = (one.read(key, total, naming) for one, total in zip(cells, self._arrays, strict=True))
         if not (short.is_whole and others.is_whole):
@@ -120,7 +120,7 @@ class CellSums:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldWords:
+class PartyWords:
     """Words with the number of own documents that have them; private, and so is the key that the parties share.
 
     `options` are those of the words, which all parties have to have in common.
@@ -143,7 +143,7 @@ class HeldWords:
         return np.dtype(np.float64)
 
     @classmethod
-    def of(cls, documents: Iterable[Any], words: Words, key: bytes) -> HeldWords:
+    def of(cls, documents: Iterable[Any], words: Words, key: bytes) -> PartyWords:
         """The words of documents, which may all be empty."""
         counted, n_documents = document_frequencies(as_documents(documents), words)
         listed = tuple(sorted(counted))
@@ -173,15 +173,15 @@ def word_shards(
 ) -> list[Shard]:
     """Parties by name, where all of them are in one process; elsewhere each makes its own."""
     return [
-        Shard(name, cast(Matrix, HeldWords.of(texts, words, key)), fresh_seed() if secrets is None else secrets[name])
+        Shard(name, cast(Matrix, PartyWords.of(texts, words, key)), fresh_seed() if secrets is None else secrets[name])
         for name, texts in documents.items()
     ]
 
 
-def held_by(shard: Shard) -> HeldWords:
+def party_words(shard: Shard) -> PartyWords:
     """A party's words."""
     held: Any = shard.matrix
-    if not isinstance(held, HeldWords):
+    if not isinstance(held, PartyWords):
         raise CompositionError(
             f"An agreement on words is between parties that hold words, and {shard.name!r} holds "
             f"{type(held).__name__}. Make its shard with word_shards."
@@ -191,7 +191,7 @@ def held_by(shard: Shard) -> HeldWords:
 
 @state("words.tables")
 @dataclass(frozen=True, slots=True)
-class Tables:
+class BucketTables:
     """`tables` independent tables of `buckets` each, in exchange `number` of `parties` parties.
 
     With the last tables, which are five or more, goes another one for wide words alone (see `cells`), to know how many
@@ -233,7 +233,7 @@ class Tables:
 
     def places(self, key: bytes, names: Any) -> Any:
         """The bucket of each name in each table, as an array (n × count) of positions among all counters."""
-        chosen = within(lanes(key, f"tables {self.number}", names, self.count), self.buckets)
+        chosen = scale_below(keyed_numbers(key, f"tables {self.number}", names, self.count), self.buckets)
         return (chosen + np.arange(self.count) * self.buckets).astype(np.int32)
 
     def marked(self, places: Any, is_wide: Any) -> Any:
@@ -277,7 +277,7 @@ class Tally:
     bitmap: Any
 
     @classmethod
-    def of(cls, tables: Tables, total: Any, min_parties: int) -> Tally:
+    def of(cls, tables: BucketTables, total: Any, min_parties: int) -> Tally:
         """From the sum over parties."""
         counters = tables.counters(total)
         used = (counters > 0).mean(axis=1)
@@ -293,7 +293,7 @@ class Tally:
         )
 
 
-def next_tables(before: Tables, tally: Tally, chance: float, wanted: float) -> Tables:
+def next_tables(before: BucketTables, tally: Tally, chance: float, wanted: float) -> BucketTables:
     """Tables for the words that are left, until a chance of `chance` is below `wanted`.
 
     With two thirds of a word per bucket, about half of the buckets are in use and each table halves the chance: near to
@@ -315,7 +315,7 @@ def next_tables(before: Tables, tally: Tally, chance: float, wanted: float) -> T
         return min(ways)
 
     _, tables = cheapest(left, last, MOST_TO_SORT_OUT)
-    return Tables(before.number + 1, tables, math.ceil(left / LOAD) + 64, before.parties)
+    return BucketTables(before.number + 1, tables, math.ceil(left / LOAD) + 64, before.parties)
 
 
 def _distinct(share: float, buckets: int) -> float:
