@@ -28,7 +28,7 @@ from partsong.errors import (
     MissingExtra,
     ParameterError,
     PartsongError,
-    reworded,
+    with_message,
 )
 from partsong.training.result import EmptyModelWarning
 
@@ -327,10 +327,10 @@ def test_options_stand_in_the_place_of_parameters(message, parameter, said):
     ],
 )
 def test_an_error_keeps_what_it_carries(error):
-    for again in (reworded(error, "a.csv: y"), pickle.loads(pickle.dumps(error)), copy.copy(error)):
+    for again in (with_message(error, "a.csv: y"), pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
         assert vars(again) == vars(error)
-    assert str(reworded(error, "a.csv: y")) == "a.csv: y"
+    assert str(with_message(error, "a.csv: y")) == "a.csv: y"
 
 
 def test_warnings_of_a_command_are_lines(capsys):

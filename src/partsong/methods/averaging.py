@@ -162,7 +162,8 @@ class AlignedUpload:
         if not hasattr(plan, "apply") or not hasattr(plan, "weights"):
             raise CompositionError(
                 f"{type(self.align).__name__}.plan returned {type(plan).__name__}, which is no plan: it needs matrix "
-                "(k × k), weights = P 1 and apply (see core.interfaces.Plan). Wrap a matrix P as aggregation.alignment.SoftPlan(P)."
+                "(k × k), weights = P 1 and apply (core.interfaces.Plan). Wrap a matrix P as "
+                "aggregation.alignment.SoftPlan(P)."
             )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 
