@@ -246,7 +246,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def settings_(self) -> dict[str, Any]:
         """What there is to say of the fit, in plain values: that of the file, where the model comes from one."""
         check_is_fitted(self, "components_")
-        origin = vars(self).get("_origin")
+        origin = vars(self).get("_provenance")
         return dict(self._told() if origin is None else origin.settings)
 
     @abstractmethod
@@ -287,7 +287,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return {name: see(own) for name, own in texts.items()}
 
     def _keep(self, found: Topics, prepared: Prepared, solver: RowSolver, seed: int) -> None:
-        self.__dict__.pop("_origin", None)
+        self.__dict__.pop("_provenance", None)
         self.vectorizer_ = prepared.weighing
         self.solver_ = solver if is_mixture(solver) else solver_from_settings(penalties_to_dict(solver))
         self.components_, self.topic_shares_ = found.H, np.asarray(found.shares, np.float64)

@@ -35,7 +35,7 @@ def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mappi
     """Write what a fitted model knows."""
     weighing: TextVectorizer = model.vectorizer_
     columns = weighing.vocabulary
-    origin: Provenance | None = vars(model).get("_origin")
+    origin: Provenance | None = vars(model).get("_provenance")
     if origin is None:
         sizes = {"n_topics": len(model.components_), "rounds": model.n_iter_}
         told = {**settings, **solver_to_dict(model.solver_), **sizes}

@@ -186,7 +186,7 @@ def test_a_class_that_has_changed(path):
         return state("tests.changing")(other)
 
     write_state(path, Changing(1))
-    with pytest.raises(FormatError, match=r"fields \['value'\], and this version of partsong has \['amount'\]"):
+    with pytest.raises(FormatError, match=r"fields \['value'\], but this version of partsong has \['amount'\]"):
         changed(amount=int) and read_state(path)
     changed(value=int, later=int)
     again = read_state(path)
