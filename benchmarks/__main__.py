@@ -195,7 +195,10 @@ def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
 
     found = federation.measure(chosen.threads, chosen.quick, say)
     heading = (
-        "# What a federation costs above its parties' own work\n\n"
+        "# What a federation costs\n\n"
+        "Overhead above the parties' own work: in one process (first half), and between processes over Flower "
+        "(second half; "
+        "`federation-flower.json` beside this page holds its measurements).\n\n"
         f"{machine.processor()}, {chosen.threads} threads.\n\n```\n{machine.command(words)}\n```\n"
     )
     output = chosen.output if chosen.output and chosen.parts == ["federation"] else Path("docs/results/federation.md")
@@ -205,7 +208,7 @@ def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
 
 
 def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list[str]) -> None:
-    """Add to what was kept, and write the last part of docs/results/federation.md anew."""
+    """Add to the log, and rewrite the second half of docs/results/federation.md."""
     import json
     import os
 
@@ -239,7 +242,7 @@ def _over_flower(chosen: argparse.Namespace, parts: tuple[str, ...], words: list
 
 
 def _flower_part(output: Path) -> str:
-    """What another command has written there."""
+    """The half of the page that the other command writes."""
     from benchmarks.flower.report import HEADING
 
     _, found, rest = (output.read_text(encoding="utf-8") if output.exists() else "").partition(HEADING)

@@ -1,4 +1,4 @@
-"""What a federation costs above its parties' own work: alignment and aggregation, the engine, memory over rounds."""
+"""Overhead of a federation in one process: alignment and aggregation, the parallel engine, memory over rounds."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MANY = 1000
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds spent in whatever reports to it."""
+    """Seconds spent in what reports to it."""
 
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TimedAlignment:
-    """An alignment that tells a clock what it takes."""
+    """An alignment that is timed."""
 
     inner: Any
     clock: Clock = field(compare=False)
@@ -49,7 +49,7 @@ class TimedAlignment:
 
 @dataclass(frozen=True, slots=True)
 class TimedAggregation:
-    """An aggregation that tells a clock what it takes."""
+    """An aggregation that is timed."""
 
     inner: Any
     clock: Clock = field(compare=False)
@@ -62,7 +62,7 @@ class TimedAggregation:
 
 
 def parties_of(count: int, rows: int, columns: int, rank: int) -> list[Shard]:
-    """Generated parties with parts in common, in float32."""
+    """Generated parties with common components, in float32."""
     generator = np.random.default_rng(7)
     H = generator.gamma(0.4, size=(rank, columns)).astype(np.float32)
     shards = []
@@ -136,7 +136,7 @@ def _resident() -> float:
 
 
 def measure(cores: int, quick: bool, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """All of it."""
+    """Run all three measurements."""
     steps = 3 if quick else 30
     found = {}
     for rows, many in ((200, 30), (200, 100), (1200, 100)):
@@ -154,18 +154,19 @@ def measure(cores: int, quick: bool, say: Callable[[str], None]) -> dict[str, di
 
 
 def written(found: dict[str, dict[str, float]]) -> str:
-    """The report."""
+    """The first half of docs/results/federation.md."""
     shares = {label.removeprefix("share: "): one for label, one in found.items() if label.startswith("share")}
     ratios = {label.removeprefix("parallel: "): one for label, one in found.items() if label.startswith("parallel")}
     held = found["memory"]
     lines = [
         "",
-        "## Alignment and aggregation",
+        "## In one process: alignment and aggregation",
         "",
-        "One round of FNMF, k = 50, m = 784, 50 parties, float32; aligned every 25 local steps (100 by default); "
-        f"at most {100 * ALLOWED_SHARE:g} % was asked for. Timed within the same rounds, one party at a time.",
+        "One round of `fnmf-local`, k = 50, m = 784, 50 parties, float32. Parties align every 25 local steps (default: "
+        f"100). Target: at most {100 * ALLOWED_SHARE:g} % of the round. Timed within the same rounds, one party at a "
+        "time.",
         "",
-        "| parties and alignment | round, s | aligning at parties, s | barycenter at the server, s | share |",
+        "| parties and alignment | round, s | alignment at parties, s | barycenter at the server, s | share |",
         "|---|---|---|---|---|",
         *(
             f"| {label} | {one['round']:.2f} | {one['aligning']:.3f} | {one['aggregating']:.3f} | "
@@ -173,10 +174,10 @@ def written(found: dict[str, dict[str, float]]) -> str:
             for label, one in shares.items()
         ),
         "",
-        "## The parallel engine",
+        "## In one process: the parallel engine",
         "",
-        f"A round of 50 parties, k = 20, m = 784, 30 local steps, over the same work done by one party after another "
-        f"without an engine, divided by the cores; at most {ALLOWED_RATIO} was asked for. Medians of seven, in turns.",
+        "Time of a round of 50 parties, k = 20, m = 784, 30 local steps, divided by the time of the same work party "
+        f"by party without an engine, per core. Target: at most {ALLOWED_RATIO}. Medians of seven, in turns.",
         "",
         "| parties | round, s | alone, s | ratio |",
         "|---|---|---|---|",
@@ -185,9 +186,10 @@ def written(found: dict[str, dict[str, float]]) -> str:
             for label, one in ratios.items()
         ),
         "",
-        "## Memory over rounds",
+        "## In one process: memory over rounds",
         "",
-        f"1000 parties × (100 × 500), k = 20, 20 rounds of FNMF with 10 local steps: data {held['data']:.0f} MB; "
+        f"1000 parties × (100 × 500), k = 20, 20 rounds of `fnmf-local` with 10 local steps: data {held['data']:.0f} "
+        "MB; "
         f"resident {held['third']:.0f} MB after the third round, {held['last']:.0f} MB after the last, at most "
         f"{held['most']:.0f} MB; {held['seconds']:.0f} s.",
         "",

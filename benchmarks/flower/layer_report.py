@@ -1,4 +1,4 @@
-"""The section of docs/results/federation.md on what our layer costs over bare rounds of Flower."""
+"""The section of docs/results/federation.md on the overhead of partsong over bare rounds of Flower."""
 
 from __future__ import annotations
 
@@ -6,49 +6,53 @@ import statistics
 from typing import Any
 
 OVERHEAD_ALLOWED = 0.10
+LABELS = {"desk": "site client", "client": "site client", "who is there": "node list"}
+"""Labels in the log -> names of today."""
 
 
 def section(part: dict[str, Any], about: list[str]) -> list[str]:
-    """Rounds with our layer and without it, and our own clock."""
+    """Rounds with partsong's layer and without it, and the layer's own clock."""
     seconds, (down, up) = part["seconds"], part["sizes"]
     echo, clock = statistics.median(seconds["echo"]), part["server"]["together"] + part["site"]["together"]
     share, error = _over(seconds["ours"], seconds["echo"])
     labels = sorted({*part["server"], *part["site"]} - {"rest", "together"}, key=lambda one: -_both(part, one))
     names = {
-        "echo": "nodes echo: Flower alone",
-        "work": "nodes do the same work on their rows in memory, and echo",
-        "ours": "our layer, plain sums",
+        "echo": "Flower alone: nodes echo",
+        "work": "nodes do the same work on rows in memory, and echo",
+        "ours": "partsong, plain sums",
     }
     return [
-        "## Our layer over bare rounds of Flower",
+        "### Overhead over bare rounds of Flower",
         "",
         *about,
-        f"{part['sites']} sites; {part['rounds']} rounds of each kind, in turns, in one run: the same SuperLink, "
-        "SuperNodes and server's process in all rows. In each round every site is sent one message and sends one back, "
-        f"of {down} and {up} bytes, {_objects(part)} in all rows; those of the first two rows are without signature, "
-        "ledger, audit log and states on the disk. The first round is not counted.",
+        f"{part['sites']} sites; {part['rounds']} rounds of each kind, in turns, in one run with the same SuperLink, "
+        "SuperNodes and server process. In each round every site receives one message and sends one back, of "
+        f"{down} and {up} bytes, {_objects(part)} in all rows. The first two rows have no signature, ledger, audit log "
+        "or state on disk. The first round is not counted.",
         "",
         "| rounds | seconds, median (quartiles) | mean | over the echo, mean of pairs ± standard error |",
         "|---|---|---|---|",
         *(_arm(names[arm], seconds[arm], seconds["echo"]) for arm in ("echo", "work", "ours")),
         "",
-        f"At most {100 * OVERHEAD_ALLOWED:g} % over bare rounds was asked for: "
-        f"{verdict_of(share, error, clock / echo)}, with "
-        f"{100 * share:+.1f} ± {100 * error:.1f} % by these rounds, and {100 * clock / echo:.1f} % by our own clock, "
-        "which is the second measure and does not depend on Flower's own spread:",
+        f"Target, at most {100 * OVERHEAD_ALLOWED:g} % over bare rounds: {verdict_of(share, error, clock / echo)}, "
+        "with "
+        f"{100 * share:+.1f} ± {100 * error:.1f} % by these rounds and {100 * clock / echo:.1f} % by the layer's "
+        "clock, "
+        "which does not depend on Flower's spread:",
         "",
-        "| milliseconds a round, median | server | a site |",
+        "| milliseconds per round, median | server | a site |",
         "|---|---|---|",
-        *(_parts(part, label, label) for label in (*labels, "rest")),
-        _parts(part, "together", "our layer together"),
+        *(_parts(part, label, LABELS.get(label, label)) for label in (*labels, "rest")),
+        _parts(part, "together", "together"),
         "",
-        f"What Flower takes is not in it, and neither is the mathematics (at a site {1000 * part['work']:.1f} ms). "
-        "Sites work at the same time, so that the share is that of the server and of one site. Both measures are of "
-        "one machine, on which all sites write to one disk and share its processors: *fsync* waits for that disk, and "
-        "other parts may wait for a processor. *Who is there* asks Flower for its nodes, at most every three seconds. "
-        "The server looks for replies every half second, in all rows: what is shorter than that shows in a mean, and "
-        "not in each round. Ledgers are short here: a site compares all lines of its own, one for each release of all "
-        f"runs, at every message, which adds {1e6 * part['ledger']:.2g} ms for 1000 of them.",
+        f"Excluded are Flower itself and the mathematics ({1000 * part['work']:.1f} ms at a site). Sites work at the "
+        "same "
+        "time, so that the share is that of the server and one site. All sites share one disk and its processors: "
+        "*fsync* waits for that disk. *Node list* asks Flower for its nodes, at most every three seconds. The server "
+        "polls for replies every half second in all rows: anything shorter shows in the mean, and not in each round. "
+        "Ledgers are short here. A site compares all lines of its ledger, one per release, at every message, which "
+        "adds "
+        f"{1e6 * part['ledger']:.2g} ms for 1000 of them.",
         "",
     ]
 

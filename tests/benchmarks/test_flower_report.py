@@ -65,8 +65,8 @@ def test_what_our_layer_costs_is_the_mean_of_pairs_and_what_its_own_clock_says(a
     part["seconds"] = {"echo": echo, "work": echo, "ours": [one + added for one in echo]}
     text = flower_report.written({"layer": part})
     assert f"{50 * added:+.1f} ± 0.0 %" in text
-    assert f"asked for: {verdict}" in text
-    assert f"{50 * clock:.1f} % by our own clock" in text
+    assert f"over bare rounds: {verdict}" in text
+    assert f"{50 * clock:.1f} % by the layer's clock" in text
     assert "adds 40 ms for 1000 of them" in text
     with pytest.raises(ValueError, match="objects of Flower"):
         flower_report.written({"layer": part | {"objects": [[3, 3], [6, 6]]}})
