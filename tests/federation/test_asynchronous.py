@@ -423,7 +423,7 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
     record = record_of(federation)
     assert sum(bool(done.participants) for done in rounds) == 12
     told = summary_of(record)
-    assert told["on_party_error"] == {"north": len(record.faults)}
+    assert told["faults"] == {"north": len(record.faults)}
     assert told["rounds"] == len(rounds) == 12 + len(record.faults)
     if lies_in == range(99):
         assert record.order.count("north") == len(record.faults) == 3

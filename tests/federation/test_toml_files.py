@@ -28,7 +28,7 @@ class Budget:
 class Settings:
     VERSION: ClassVar[int] = 2
     rank: Annotated[int, Meta(ge=1)] | None = None
-    masked: bool = False
+    secure_aggregation: bool = False
     columns: tuple[str, ...] | None = None
     budget: Budget | None = None
     sites: Mapping[str, str] = field(default_factory=dict)
@@ -65,13 +65,13 @@ def test_none_is_left_out(load):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("maskd = true", ("has no setting 'maskd'", "Did you mean 'masked'?")),
+        ("secure_agregation = true", ("has no setting 'secure_agregation'", "Did you mean 'secure_aggregation'?")),
         ("budget.epsilo = 1", ("has no setting 'budget.epsilo'", "Did you mean 'epsilon'?")),
         ("budget.sigma = 1", ("has no setting 'budget.sigma'", "Noise follows from epsilon.")),
         ("rank = 'x'", (": rank must be a whole number of at least 1; got 'x'. Correct it there.",)),
         ("rank = true", (": rank must be a whole number of at least 1; got True.",)),
         ("rank = 0", (": rank must be a whole number of at least 1; got 0.",)),
-        ("masked = 1", (": masked must be true or false; got 1.",)),
+        ("secure_aggregation = 1", (": secure_aggregation must be true or false; got 1.",)),
         ("columns = 'all'", (": columns must be a list of texts; got 'all'.",)),
         ("columns = ['a', 1]", (": columns must be a list of texts; got ['a', 1].",)),
         ("budget.unit = 'row'", (" needs budget.epsilon: a number above 0. Add it.",)),
@@ -120,6 +120,6 @@ def test_a_table_of_a_message_is_named_by_what_it_is():
     assert parse_table({"rank": None, "columns": ("a",)}, Settings, "The message") == Settings(columns=("a",))
     with pytest.raises(ParameterError, match=r"^The message must be a table of settings; got 3\.$"):
         parse_table(3, Settings, "The message")
-    with pytest.raises(ParameterError, match=r"^The message: masked must be true or false; got None\.$"):
+    with pytest.raises(ParameterError, match=r"^The message: secure_aggregation must be true or false; got None\.$"):
         parse_table({"secure_aggregation": None}, Settings, "The message")
     assert math.isinf(parse_table({"epsilon": math.inf}, Budget, "The message").epsilon)

@@ -39,6 +39,7 @@ OPTIONS = {
     "n_threads": "--threads",
     "n_topics": "--topics",
     "order": "--game-order",
+    "play": "--game-order",
     "random_state": "--seed",
 }
 """Options that have another name than the parameter of the library."""

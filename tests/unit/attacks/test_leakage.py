@@ -298,7 +298,7 @@ def test_masked_uploads_give_nothing_away_by_themselves():
     (finding,) = attack([each.traffic for each in done], program, layout, truth=rows)
     assert finding.recovered is None
     assert finding.verdict == "not"
-    assert "secure_aggregation" in finding.what
+    assert "masked" in finding.what
 
 
 def test_noise_is_seen_as_an_error_and_as_doubt():

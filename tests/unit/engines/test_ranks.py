@@ -494,11 +494,11 @@ DIFFERENCES = {
     "rounds": (ParameterError, "same schedule", {"rounds": 7}),
     "program": (CompositionError, "same program.*rank=5.* at rank 1", {"program": build("exact", 5, local_steps=5)}),
     "reduction": (CompositionError, "same reduction.*PairwiseMasks", {"reduction": PairwiseMasks()}),
-    "sums": (CompositionError, "same sums.*'all-reduce' at rank 1", {"reduce": "all-reduce"}),
+    "sums": (CompositionError, "same reduce.*'all-reduce' at rank 1", {"reduce": "all-reduce"}),
     "columns": (CompositionError, "16 columns at ranks 0 and 2, and 15 columns at rank 1", {"width": 15}),
     "twin": (ParameterError, "'p02' is at ranks 1 and 2", {"group": [0, 4, 2]}),
     "nothing": (ParameterError, "at least one shard, but rank 1 has none", {"group": []}),
-    "unknown sums": (ParameterError, "sums must be", {"reduce": "by post"}),
+    "unknown sums": (ParameterError, "reduce must be", {"reduce": "by post"}),
 }
 
 
@@ -583,7 +583,7 @@ def test_a_file_that_one_rank_cannot_read_is_told_to_all():
 @pytest.mark.parametrize("sums", ["in order", "all-reduce"])
 def test_rows_weights_and_secrets_are_in_nothing_that_is_sent(sums):
     world = World(3)
-    rounds = run(PROGRAMS["exact"], SEATS["unequal"], sums=sums, world=world)
+    rounds = run(PROGRAMS["exact"], SEATS["unequal"], reduce=sums, world=world)
     sent = b"".join(
         v if isinstance(v, bytes) else np.ascontiguousarray(v).tobytes() for _, _, v in world.seen if v is not None
     )

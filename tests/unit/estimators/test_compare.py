@@ -161,10 +161,12 @@ def test_the_help_says_that_references_are_not_cut_short():
 
 def test_starts_are_stated_and_common_ones_are_one(federation):
     given = partsong.compare(federation, 3, random_state=1, **BRIEF)
-    assert [line.start for line in given.rows] == ["common", "common", "independent", "common", "common"]
-    for start in ("common", "independent"):
-        both = partsong.compare(federation, 3, ["fedavg", "fnmf"], start=start, random_state=1, rounds=2, local_steps=2)
-        assert {line.start for line in both.rows} == {start}
+    assert [line.init_mode for line in given.rows] == ["shared", "shared", "local", "shared", "shared"]
+    for init_mode in ("shared", "local"):
+        both = partsong.compare(
+            federation, 3, ["fedavg", "fnmf"], init_mode=init_mode, random_state=1, rounds=2, local_steps=2
+        )
+        assert {line.init_mode for line in both.rows} == {init_mode}
 
 
 def test_the_same_seed_gives_the_same_numbers(found, federation):

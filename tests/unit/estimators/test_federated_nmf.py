@@ -316,7 +316,7 @@ def test_the_rank_is_that_of_the_program_or_nmfs_own():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": LocalAveraging}, {"start": "alone"},
+    [{"method": "avg"}, {"method": 3}, {"method": None}, {"method": LocalAveraging}, {"init_mode": "alone"},
      {"rounds": 0}, {"rounds": True}, {"local_steps": "3"}, {"n_jobs": "2"}, {"n_jobs": 0}, {"n_jobs": -3},
      {"verbose": "x"}, {"tol": "a"}, {"tol": None}, {"time_budget": "x"}, {"dtype": "foo"}, {"dtype": int},
      {"random_state": "a"}, {"on_party_error": "leave out"}, {"on_party_error": None},
@@ -355,7 +355,7 @@ def test_bad_input_names_the_party():
             partsong.FederatedNMF(3).fit(bad)
     with pytest.raises(ParameterError, match="2 names"):
         partsong.FederatedNMF(3).fit(good, names=["a", "b"])
-    for settings in ({"method": "avg"}, {"start": "alone"}, {"rounds": 0}, {"local_steps": 0}, {"n_components": 0}):
+    for settings in ({"method": "avg"}, {"init_mode": "alone"}, {"rounds": 0}, {"local_steps": 0}, {"n_components": 0}):
         with pytest.raises(ParameterError):
             partsong.FederatedNMF(**settings).fit(good)
     with pytest.raises(ShapeError, match="X has 14 features"):
@@ -406,14 +406,16 @@ def skewed(seed=0):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("start", ["common", "independent"])
-def test_every_method_by_name(method, start):
+@pytest.mark.parametrize("init_mode", ["shared", "local"])
+def test_every_method_by_name(method, init_mode):
     X = skewed()
-    if start not in INIT_MODES[method]:
+    if init_mode not in INIT_MODES[method]:
         with pytest.raises(ParameterError, match=r"one start for all|start of its own"):
-            partsong.FederatedNMF(4, method=method, start=start).fit(np.array_split(X, 4))
+            partsong.FederatedNMF(4, method=method, init_mode=init_mode).fit(np.array_split(X, 4))
         return
-    model = partsong.FederatedNMF(4, method=method, start=start, rounds=3, local_steps=20, tol=0, random_state=0)
+    model = partsong.FederatedNMF(
+        4, method=method, init_mode=init_mode, rounds=3, local_steps=20, tol=0, random_state=0
+    )
     model.fit(np.array_split(X, 4))
     has_own = method not in ("exact", "game")
     assert model.components_.shape == (4, 30)
@@ -512,9 +514,9 @@ def test_labels_of_parties_are_taken_literally():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_does_as_its_name_says_unless_told_otherwise(method):
     X = np.array_split(skewed()[:60, :12], 3)
-    start = EVERY[method].value("start", {})
+    init_mode = EVERY[method].value("init_mode", {})
     told = partsong.FederatedNMF(
-        2, method=method, rounds=2, local_steps=LOCAL_STEPS[method], start=start, random_state=0
+        2, method=method, rounds=2, local_steps=LOCAL_STEPS[method], init_mode=init_mode, random_state=0
     )
     plain = partsong.FederatedNMF(2, method=method, rounds=2, random_state=0)
     assert plain.fit(X).components_.tobytes() == told.fit(X).components_.tobytes()
@@ -854,7 +856,7 @@ def test_load_refuses_what_no_federation_has_written(tmp_path):
     model = load_model(path)
     for wrong in (
         {"rounds": "many"},
-        {"start": "late"},
+        {"init_mode": "late"},
         {"local_steps": -1},
         {"tol": None},
         {"parties": 0},
@@ -904,7 +906,7 @@ def test_a_federated_model_goes_through_nmf_unchanged(tmp_path):
     for load in (partsong.NMF.load, partsong.FederatedNMF.load):
         load(first).save(second)
         assert second.read_bytes() == first.read_bytes()
-    loaded = partsong.FederatedNMF.load(first).set_params(rounds=2, method="exact", align=None, start=None)
+    loaded = partsong.FederatedNMF.load(first).set_params(rounds=2, method="exact", align=None, init_mode=None)
     loaded.fit(parts()).save(second)
     assert load_model(second).settings["method"] == "exact"
     assert load_model(second).settings["rounds"] == 2

@@ -84,7 +84,7 @@ def test_the_drift_of_a_run_is_the_sum_over_its_parties(program) -> None:
     rng = np.random.default_rng(2)
     shards = [Shard(name, as_matrix(rng.random((9, 8))), i) for i, name in enumerate("abc")]
     rows = []
-    found = run_candidate(Candidate("m", "", program, 3, "independent"), shards, 0, lambda done, row: rows.append(row))
+    found = run_candidate(Candidate("m", "", program, 3, "local"), shards, 0, lambda done, row: rows.append(row))
     best = min(rows, key=lambda row: (row.objective, -row.iteration))
     assert (found.drift, found.aligned_drift) == pytest.approx((best.drift, best.aligned_drift))
     assert set(found.found_alone) == {"a", "b", "c"}

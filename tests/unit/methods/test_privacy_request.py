@@ -385,7 +385,7 @@ class TestMasks:
             fitted(parts, None, method="fnmf-local", secure_aggregation=True, local_steps=2)
         with pytest.raises(ParameterError, match="one party at a time"):
             fitted(parts, None, method="asyn-sd", secure_aggregation=True)
-        with pytest.raises(ParameterError, match="masked must be"):
+        with pytest.raises(ParameterError, match="secure_aggregation must be"):
             fitted(parts, None, secure_aggregation="yes")
 
 

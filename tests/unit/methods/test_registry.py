@@ -121,7 +121,7 @@ def test_a_method_in_one_file_is_everywhere(shown):
     assert told["private"]
     assert told["allowed"]
     assert told["table"]
-    assert (told["compared"], told["patience"], told["laws"]) == ("toy", 5, [True, True, ["common", "independent"]])
+    assert (told["compared"], told["patience"], told["laws"]) == ("toy", 5, [True, True, ["shared", "local"]])
     assert "Parties iterate twice, and the server moves a part of the way." in told["page"]
     assert "| `patience` | number ≥ 1 | 3.0 |" in told["page"]
     assert "| `H` | k × m |" in told["page"]
