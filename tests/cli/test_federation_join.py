@@ -31,8 +31,8 @@ from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from partsong.io.write import atomic_write
 from tests.cli.conftest import runner
-from tests.federation.chains import charge as charge_line
-from tests.federation.chains import depart
+from tests.federation.helpers import charge as charge_line
+from tests.federation.helpers import depart
 
 SITES = ("north", "south")
 JOIN = ["federation", "join", "north.zip"]

@@ -18,7 +18,7 @@ from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.wire import Denied
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
-from tests.federation.chains import charge, depart
+from tests.federation.helpers import charge, depart
 
 STATUS = ("federation", "status", "--folder", "site-north")
 

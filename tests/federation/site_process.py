@@ -13,7 +13,7 @@ from pathlib import Path
 from partsong.federation.experiment import Experiment
 from partsong.federation.signing import public_key, signer, verifier
 from partsong.federation.transports.files import Mailbox
-from tests.federation.federations import Federation, secret_of
+from tests.federation.helpers import Federation, secret_of
 
 SERVER_SECRET = 12345
 SECONDS = 600.0

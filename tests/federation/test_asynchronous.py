@@ -21,7 +21,7 @@ from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.site.plan import plan_of
 from partsong.federation.transports.base import InProcess, Lost, all_replies
 from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state
-from tests.federation.federations import Federation, Killed, Killer, by_list, by_seed, model_of, shards_of
+from tests.federation.helpers import Federation, Killed, Killer, by_list, by_seed, model_of, shards_of
 
 METHODS = ("asyn-sd", "asyn-ssd-v")
 

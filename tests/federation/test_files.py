@@ -26,7 +26,7 @@ from partsong.federation.server.state import ArrivalsJournal
 from partsong.federation.signing import MARK, public_key, signer, verifier
 from partsong.federation.transports.base import Lost
 from partsong.federation.transports.files import NO_REPLY, Folders, Mailbox
-from tests.federation.federations import NAMES, Federation, assert_same, model_of, secret_of, shards_of
+from tests.federation.helpers import NAMES, Federation, assert_same, model_of, secret_of, shards_of
 from tests.federation.site_process import SERVER_SECRET, mailbox_of
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.federation.federations import Killed, by_seed
+from tests.federation.helpers import Killed, by_seed
 
 pytest.importorskip("cryptography")
 

@@ -9,10 +9,9 @@ import pytest
 from partsong.federation import audit_log
 from partsong.federation.audit_log import MOST_DIFFERENT, REFUSALS, verified
 from partsong.federation.wire import Kind, Nonce, Request
-from tests.federation.chains import depart
-from tests.federation.federations import Killed, Killer
+from tests.federation.helpers import Killed, Killer, depart
+from tests.federation.test_ledger import hello_of
 from tests.federation.test_site import code_of
-from tests.federation.test_site_books import hello_of
 from tests.federation.test_site_limits import in_the_open, lines_of, said
 
 MANY = 200

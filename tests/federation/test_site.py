@@ -21,7 +21,7 @@ from partsong.federation.site.state import RunFolder, Worked
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import CODES, Kind, Nonce, Refusal, Reply, Request, load_state
 from partsong.privacy.randomness import system_source
-from tests.federation.federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
+from tests.federation.helpers import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 
 
 class Recorded(InProcess):

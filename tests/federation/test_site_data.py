@@ -23,12 +23,10 @@ from partsong.federation.site.results import Ending
 from partsong.federation.site.state import FULL, LONGEST, mark_of, write_down
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
-from tests.federation.federations import COLUMNS, NAMES, Federation, rows_of, secret_of
+from tests.federation.helpers import COLUMNS, NAMES, Counting, Federation, TextFederation, rows_of, secret_of
 from tests.federation.test_asynchronous import arrivals_of, federation_of, record_of
 from tests.federation.test_site import code_of, of_kind, recorded
 from tests.federation.test_site_limits import in_the_open, masked, request_of, said
-from tests.federation.topic_federations import Counting
-from tests.federation.word_federations import TextFederation
 
 
 def changed(site, value):

@@ -20,7 +20,7 @@ from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.site.state import RunFolder
 from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Denied, Kind, Nonce, Reply, Request
-from tests.federation.federations import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
+from tests.federation.helpers import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 from tests.federation.test_site import code_of, of_kind, recorded
 
 NOISY = {"unit": "party", "epsilon": 1.0}

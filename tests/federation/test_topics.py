@@ -26,10 +26,9 @@ from partsong.methods.fedlda import FederatedLDA
 from partsong.topics.fitting import topic_program
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import TextVectorizer, Vocabulary
-from tests.federation.federations import NAMES, model_of
+from tests.federation.helpers import N_DOCUMENTS, NAMES, TOPIC_WORDS, Counting, counts_of, model_of, topic_texts_of
 from tests.federation.site_process import mailbox_of
 from tests.federation.test_files import answering, folders_of
-from tests.federation.topic_federations import N_DOCUMENTS, WORDS, Counting, counts_of, texts_of
 
 QUICK = {"epochs": 2, "batch": 8}
 RUNS = {
@@ -249,10 +248,10 @@ def test_every_site_has_topics_that_the_topic_commands_read(tmp_path, method):
     for name in federation.names:
         folder = tmp_path / name / "results" / federation.run
         model = partsong.FederatedTopicModel.load(folder / "topics.safetensors")
-        assert (model.method, model.vocabulary_, model.n_iter_) == (method, list(WORDS), 3)
+        assert (model.method, model.vocabulary_, model.n_iter_) == (method, list(TOPIC_WORDS), 3)
         np.testing.assert_array_equal(model.components_, H)
         W = np.load(folder / "weights.npy")
-        np.testing.assert_allclose(model.transform(texts_of(name)), W, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(model.transform(topic_texts_of(name)), W, rtol=1e-6, atol=1e-9)
         told = json.loads((folder / "result.json").read_text())
         assert ("relative_error" in told) == (method != "fedlda")
     if method == "fedlda":
@@ -261,7 +260,7 @@ def test_every_site_has_topics_that_the_topic_commands_read(tmp_path, method):
         np.testing.assert_allclose(W.sum(axis=1), 1)
     else:
         rows = partsong.NMF.load(folder / "model.safetensors")
-        assert list(rows.feature_names_in_) == list(WORDS)
+        assert list(rows.feature_names_in_) == list(TOPIC_WORDS)
 
 
 def test_words_weigh_what_they_did_in_the_run_in_whatever_order_columns_were_agreed_on(tmp_path):

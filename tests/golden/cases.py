@@ -64,9 +64,8 @@ from partsong.sketch.kinds import Gaussian
 from partsong.solvers.game import SELF_PLAYS, Game
 from partsong.solvers.game_orders import ORDERS
 from partsong.solvers.squared_error import solver_of
-from tests.federation.federations import NAMES, Federation, by_seed, noisy_plan
+from tests.federation.helpers import NAMES, Counting, Federation, by_seed, noisy_plan, topic_texts_of
 from tests.federation.test_asynchronous import arrivals_of
-from tests.federation.topic_federations import Counting, texts_of
 
 RANK, ROUNDS, SEED = 3, 4, 5
 N_PARTIES, N_COLUMNS = 4, 10
@@ -160,7 +159,7 @@ def fits() -> Iterator[tuple[str, str, Case]]:
         settings = {"method": method, "start": start, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
         made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
         yield f"FederatedNMF {method}, {start}", "sequential", made
-    texts = [texts_of(name) for name in NAMES]
+    texts = [topic_texts_of(name) for name in NAMES]
     short = {"tol": 0.0, "random_state": SEED}
     for method in ALONE:
         model = partsong.TopicModel(2, method=method, max_iter=ROUNDS, **short)

@@ -17,7 +17,7 @@ from partsong.federation.site.plan import plan_of
 from partsong.federation.wire import load_state
 from partsong.privacy.accounting import Ledger, Release
 from partsong.secure_aggregation.protocol import SecureSum
-from tests.federation.federations import noisy_plan
+from tests.federation.helpers import noisy_plan
 from tests.integration.flower.flower_processes import PATIENCE, PLAIN, SITES, federation, kill, naming
 
 MASKED = ("set-up", "upload", "unmasking")

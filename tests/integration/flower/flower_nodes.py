@@ -36,7 +36,7 @@ def lying(place):
 def seeded(place):
     """Its policy has to allow that (insecure_noise)."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-    from tests.federation.federations import noisy_plan
+    from tests.federation.helpers import noisy_plan
 
     opened = SiteFolder.opened
     SiteFolder.opened = lambda found: replace(opened(found), build=noisy_plan)

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.federation.word_federations import KEY, RARE, SHARED, texts_of
+from tests.federation.helpers import KEY, RARE, SHARED, texts_of
 
 pytest.importorskip("flwr")
 from partsong.core.interfaces import Schedule, Shard

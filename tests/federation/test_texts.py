@@ -30,11 +30,24 @@ from partsong.federation.transports.base import InProcess, Lost
 from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
 from partsong.topics.shared_vocabulary import prepare
 from partsong.topics.tokenizer import Words
-from tests.federation.federations import NAMES, Federation, Haunted, Killed, Killer, model_of, secret_of
+from tests.federation.helpers import (
+    KEY,
+    NAMES,
+    RARE,
+    SHARED,
+    WORDS,
+    Federation,
+    Haunted,
+    Killed,
+    Killer,
+    TextFederation,
+    model_of,
+    secret_of,
+    texts_of,
+)
 from tests.federation.site_process import mailbox_of
 from tests.federation.test_files import answering, folders_of
 from tests.federation.test_site import Recorded
-from tests.federation.word_federations import KEY, RARE, SHARED, WORDS, TextFederation, texts_of
 
 
 def exact(**words):

@@ -15,7 +15,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.site.plan import Data
 from partsong.federation.site.results import components_in
 from partsong.federation.wire import Denied
-from tests.federation.federations import COLUMNS, NAMES, Federation, rows_of, secret_of
+from tests.federation.helpers import COLUMNS, NAMES, Federation, rows_of, secret_of
 
 pandas = pytest.importorskip("pandas")
 

@@ -19,7 +19,7 @@ from partsong.federation.site.plan import Data, plan_of
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import NOT_IN, USUAL, Kind, Refusal, Request, error_of, way_on, way_to_result
 from partsong.secure_aggregation.fixed_point import Grid
-from tests.federation.federations import COLUMNS, Federation, rows_of, secret_of
+from tests.federation.helpers import COLUMNS, Federation, rows_of, secret_of
 from tests.federation.test_site_limits import Watched
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")

@@ -22,9 +22,7 @@ from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Denied, Kind, Request
 from partsong.io.model_file import load_model
 from partsong.privacy.exposure import Exposure, column_supports
-from tests.federation.chains import charge
-from tests.federation.federations import NAMES, Federation, secret_of
-from tests.federation.word_federations import WORDS, TextFederation
+from tests.federation.helpers import NAMES, WORDS, Federation, TextFederation, charge, secret_of
 
 COLUMNS = tuple(f"gene-{number}" for number in range(12))
 

@@ -37,7 +37,7 @@ from partsong.solvers.game import DecayingStep, Game, ShrinkOthers
 from partsong.solvers.game_orders import Raster
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, ProjectedGradient, ProximalDescent
-from tests.federation.federations import Federation, assert_same, model_of
+from tests.federation.helpers import Federation, assert_same, model_of
 from tests.federation.test_asynchronous import arrivals_of, assert_replayed
 
 RUNS = {

@@ -1,4 +1,4 @@
-"""A federation of sites in folders gives, bit for bit, what one process gives."""
+"""A federation of sites gives, bit for bit, what one process gives: starts, rounds, and sites that it waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import os
 import random
 import shutil
+import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,13 +27,15 @@ from partsong.errors import (
 from partsong.federation.experiment import Experiment
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
-from partsong.federation.server.launch import run_experiment
+from partsong.federation.server import progress
+from partsong.federation.server.launch import has_begun, run_experiment
+from partsong.federation.server.progress import Lines, Telling, append_line
 from partsong.federation.server.state import ReleaseCounters
 from partsong.federation.site.state import Worked
-from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.transports.base import InProcess, Lost, all_replies
 from partsong.federation.wire import Kind, Reply, Request, load_state
 from partsong.secure_aggregation.protocol import roster_of
-from tests.federation.federations import NAMES, Federation, Killed, assert_same, model_of, shards_of
+from tests.federation.helpers import NAMES, Federation, Killed, assert_same, model_of, shards_of
 
 METHODS = [
     ("exact", False),
@@ -461,3 +465,156 @@ def target_of(descriptor):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return ""
+
+
+class Unheard(InProcess):
+    """What a site answers to its start is lost."""
+
+    __slots__ = ()
+
+    def ask(self, requests, timeout):
+        replies = InProcess.ask(self, requests, timeout)
+        is_start = {name: Request.read(request).nonce.kind is Kind.START for name, request in requests.items()}
+        return {name: Lost("cut off") if name == "west" and is_start[name] else replies[name] for name in replies}
+
+
+def masked_with(bound):
+    return Experiment.from_table(
+        {
+            "method": "exact",
+            "rank": 2,
+            "rounds": 2,
+            "secure_aggregation": True,
+            "on_party_error": "skip",
+            "mask_bound": bound,
+        }
+    )
+
+
+def test_an_experiment_that_is_written_otherwise_is_started_as_it_was(tmp_path):
+    """1e6 and 1000000 are equal, and another text: a site that has begun with the one would refuse the other."""
+    first = Federation(tmp_path, masked_with(1e6), NAMES)
+    rounds = first.rounds(Unheard(first.transport().sites))
+    assert next(rounds).participants == NAMES[:3]
+    rounds.close()
+    assert [done.participants for done in Federation(tmp_path, masked_with(1000000), NAMES).rounds()] == [NAMES]
+
+
+def changing_its_mind(site, policy):
+    """A site whose policy becomes another one between hello and start."""
+
+    def answer(data):
+        return (replace(site, policy=policy) if Request.read(data).nonce.kind is Kind.START else site).answer(data)
+
+    return answer
+
+
+def test_who_has_begun_is_kept_when_another_site_refuses_its_start(tmp_path):
+    federation = Federation(tmp_path, Experiment("exact", 2, 2))
+    assert not has_begun(tmp_path / "server")
+    south = changing_its_mind(federation.site("south"), Policy(maximum_runs=0))
+    with pytest.raises(SiteRefused, match="'runs'"):
+        list(federation.rounds(InProcess({**federation.transport().sites, "south": south})))
+    assert federation.record().started == {"east", "north"}
+    assert has_begun(tmp_path / "server")
+
+
+@pytest.mark.parametrize("stage", ["hello", "start"])
+def test_after_a_refusal_by_policy_nobody_is_sent_to_resume(tmp_path, stage):
+    federation, policy = Federation(tmp_path, Experiment("exact", 2, 2)), Policy(maximum_runs=0)
+    sites = {
+        name: federation.site(name, policy=policy).answer
+        if stage == "hello"
+        else changing_its_mind(federation.site(name), policy)
+        for name in federation.names
+    }
+    with pytest.raises(SiteRefused, match="'runs'") as caught:
+        list(federation.rounds(InProcess(sites)))
+    told = " ".join(caught.value.__notes__)
+    assert "change the experiment, or ask the steward" in told
+    assert "Once that allows the run, resume it as it is" in told
+    assert "once the site is back" not in told
+    assert not has_begun(tmp_path / "server"), "no site has answered a start"
+    assert len(list(federation.rounds())) == 2, "it is allowed now"
+
+
+class Slow:
+    """Sites that answer after some seconds of a clock of its own; who has none is away."""
+
+    def __init__(self, clock, after):
+        self.clock, self.after, self.out = clock, after, {}
+
+    def names(self):
+        return NAMES
+
+    def ask(self, requests, timeout):
+        return all_replies(self, requests, timeout)
+
+    def push(self, requests, timeout):
+        self.out |= {name: self.clock() + self.after.get(name, 1e9) for name in requests}
+
+    def arrived(self, timeout):
+        if not self.out:
+            return None
+        name = min(self.out, key=self.out.get)
+        if self.out[name] > self.clock() + timeout:
+            self.clock.now += timeout
+            return None
+        self.clock.now = max(self.clock.now, self.out.pop(name))
+        return name, name.encode()
+
+    def recall(self):
+        left = dict.fromkeys(self.out, Lost("away"))
+        self.out.clear()
+        return left
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def test_who_has_not_answered_is_told_now_and_then(clock):
+    told = []
+    transport = Telling(Slow(clock, {"east": 1.0, "south": 12.0}), lambda line: told.append((clock(), line)))
+    replies = transport.ask(dict.fromkeys(NAMES, b"?"), 600.0)
+    assert replies == {"east": b"east", "south": b"south", "north": Lost("away"), "west": Lost("away")}
+    assert clock() == 700.0
+    assert told[0] == (100.0, {"waiting": [*NAMES], "answered": 0, "of": 4}), "a run that has begun says so"
+    assert told[1] == (105.0, {"waiting": ["north", "south", "west"], "answered": 1, "of": 4})
+    assert told[2] == (115.0, {"waiting": ["north", "west"], "answered": 2, "of": 4})
+    pauses = [later - before for (before, _), (later, _) in pairwise(told)]
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [progress.SELDOM] * 3
+
+
+def test_who_answers_at_once_is_not_told_of_and_arrivals_have_no_number(clock):
+    told = []
+    transport = Telling(Slow(clock, {"east": 1.0}), told.append)
+    assert transport.ask({"east": b"?"}, 600.0) == {"east": b"east"}
+    told.clear()
+    assert transport.ask({"east": b"?"}, 600.0) == {"east": b"east"}
+    assert told == []
+    transport.push({"north": b"?"}, 600.0)
+    assert transport.arrived(6.0) is None
+    assert told == [{"waiting": ["north"]}]
+    assert transport.recall() == {"north": Lost("away")}
+    assert transport.arrived(6.0) is None
+    assert len(told) == 1
+
+
+def test_a_part_of_a_line_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "waiting.jsonl"
+    for part in ('{"wai', '{"waiting": ["east"]}\n{"wai'):
+        path.write_text(part)
+        append_line(path, {"waiting": ["west"]})
+        assert list(Lines(path).new())[-1] == {"waiting": ["west"]}
