@@ -18,21 +18,11 @@ from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import README
 
 SOURCE = Path(partsong.__file__).parent
-
-
 PATTERNS = ("federation/**/*.py", "cli/federation*.py", "cli/audit.py")
-
-
 NO_ADVICE = ("credentials.py",)
 """Names of certificates look like commands."""
-
-
 MODULES = sorted(path for pattern in PATTERNS for path in SOURCE.glob(pattern) if path.name not in NO_ADVICE)
-
-
 COMMANDS = get_command(app)
-
-
 NAMED = re.compile(
     rf"partsong (?:{'|'.join(COMMANDS.commands)})\b" + r"""(?:"[^"]*"|[^`)\n"])*?(?=[`)\n]|[.,;:](?:\s|$)|$)"""
 )
@@ -84,8 +74,6 @@ def test_a_command_without_what_it_needs_cannot(line):
 
 
 SECTION = re.compile(r"^#+ partsong ((?:federation|audit) [\w-]+)\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL)
-
-
 OPTIONS = re.compile(r"^\| ((?:`-[\w-]+`(?:, )?)+)", re.MULTILINE)
 
 
@@ -115,11 +103,7 @@ def test_the_page_has_no_other_commands(sections):
 
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
 GUIDES = tuple(f"guide/{page.name}" for page in sorted((DOCS / "guide").glob("*.md")))
-
-
 PAGES = (*GUIDES, "reference/security.md", "reference/protocol.md")
 
 

@@ -48,11 +48,7 @@ from partsong.secure_aggregation import crypto
 from partsong.solvers.lda import TopicRows
 
 SITES = ("east", "north", "south")
-
-
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nsecure_aggregation = true\nmask_bound = {}\n'
-
-
 WORDS = ("federation", "run", "first.toml", "--folder", "liver", "--engine", "files", "--exchange-folder", "drop")
 
 
@@ -610,8 +606,6 @@ def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, 
 
 
 COMMON = ("liver", "biopsy", "enzyme", "portal")
-
-
 EXPERIMENT_TEXTS = (
     'method = "exact"\nrank = 2\nrounds = 1\nsecure_aggregation = true\nmask_bound = 1e6\n'
     '[words]\nweighting = "counts"\n'

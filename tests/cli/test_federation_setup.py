@@ -570,11 +570,7 @@ def test_a_site_need_not_wait_for_the_roster(made, told, tmp_path, answer):
 
 
 SITES = ("north", "south", "west")
-
-
 COLUMNS = ("Albumin", "Bilirubin", "Creatinine", "Ferritin")
-
-
 LACKING = "Ferritin"
 
 

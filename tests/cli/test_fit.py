@@ -445,8 +445,6 @@ def sent_of(folder):
 
 
 FIRST = ["-k", 4, "--rounds", 3, "--tol", 0, "--seed", 1, "--run-folder", "run", "--checkpoint", "r.ckpt", "-q"]
-
-
 REST = ["-k", 4, "--rounds", 6, "--tol", 0, "--resume", "r.ckpt", "--overwrite", "-q"]
 
 

@@ -213,8 +213,6 @@ def test_rounds_and_iterations_are_told_as_the_estimator_does(told, parts):
 
 
 ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
-
-
 PARTY = ["--epsilon", 3, "--unit", "party", "--method", "fedavg"]
 
 

@@ -226,8 +226,6 @@ FAILURES = {
     "checkpoint": (None, ["--checkpoint", "c"], 2, "UsageError", "--engine splits one file over ranks"),
     "sketch without use": (None, ["--sketch", "count"], 2, "UsageError", "has no options"),
 }
-
-
 IN_SHORT = (
     "more ranks than rows",
     "NaN at one rank",
@@ -340,8 +338,6 @@ def recording(plain):
     return leave
 os._exit, sys.exit = recording(os._exit), recording(sys.exit)
 """
-
-
 SIGNAL_WHILE_READING = (
     CODES
     + """
@@ -356,8 +352,6 @@ def block(self, rows=None, columns=None):
 blocks.Source.block = block
 """
 )
-
-
 TWO_SIGNALS_IN_A_ROUND = (
     CODES
     + """
@@ -376,8 +370,6 @@ for program in (consensus.LocalAveraging, shared_statistics.SharedSums):
     program.local = interrupted(program.local)
 """
 )
-
-
 NO_FOLDER_AT_THE_END = """
 import shutil
 from partsong.training.distributed import DistributedFit
@@ -388,8 +380,6 @@ def save(self, communicator, **places):
     plain(self, communicator, **places)
 DistributedFit.save = save
 """
-
-
 NO_NAME_FOR_THE_MODEL = """
 from partsong.io import write as atomic
 plain = os.replace

@@ -46,8 +46,6 @@ def block(self, rows=None, columns=None):
     return plain(self, rows, columns)
 blocks.Source.block = block
 """
-
-
 FAILING = """
 from partsong.errors import DataError
 from partsong.methods.averaging import LocalAveraging
@@ -190,8 +188,6 @@ def test_the_engine_of_torch_is_refused_with_a_way_out(invoke, data_npy):
 
 
 SWEEPS = 6
-
-
 FIT = ["-k", 4, "--seed", 3, "--method", "game", "--max-iter", SWEEPS, "--tol", 0]
 
 

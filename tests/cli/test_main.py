@@ -33,14 +33,8 @@ from partsong.errors import (
 from partsong.training.result import EmptyModelWarning
 
 FIT = ["fit", "data.npy", "-o", "m.safetensors"]
-
-
 SPLIT = ["split", "labelled.npz", "-o", "parts"]
-
-
 TRANSFORM = ["transform", "data.npy", "m.safetensors"]
-
-
 WRONG = [
     ["unheard-of"],
     ["--unheard-of"],
@@ -113,8 +107,6 @@ WRONG = [
     ["demo", "-o", "x.pdf"],
     ["demo", "--seed", -1],
 ]
-
-
 FAILED = [
     ["fit", "none.npy", "-o", "m.safetensors"],
     ["fit", "bad.npy", "-o", "m.safetensors"],
@@ -454,14 +446,8 @@ def test_a_resumed_run_has_to_read_alike(told, years, invoke):
 
 
 PARTSONG = [sys.executable, "-m", "partsong.cli.main"]
-
-
 SOURCE = str(Path(partsong.__file__).parents[1])
-
-
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "COLUMNS": "200"}
-
-
 needs_signals = pytest.mark.skipif(os.name == "nt", reason="Ctrl-C of another process is a POSIX affair")
 
 

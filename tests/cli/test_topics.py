@@ -18,8 +18,6 @@ from partsong.topics import LANGUAGES
 from partsong.topics.tokenizer import LISTS
 
 PLANTED = (("cat", "dog", "horse", "sheep", "goat"), ("piano", "violin", "cello", "flute", "oboe"))
-
-
 SECRET = "zanzibarquux"
 
 
