@@ -1,7 +1,7 @@
-"""Every error that partsong raises on purpose: what is wrong, where, and the way out.
+"""Exceptions and warnings of partsong. A message says what is wrong, where, and what to do.
 
-Each class also derives from the built-in a caller would expect (ValueError, TypeError, OSError, …), so that
-code written for scikit-learn or for plain files keeps working.
+Each class also derives from the built-in exception that a caller would expect (ValueError, TypeError, OSError, …), so
+that code written for scikit-learn or for plain files keeps working.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TypeVar
 
 
 class PartsongError(Exception):
-    """Root of all errors of this library.
+    """Base class of all errors of this library.
 
-    `parameter` is the name in Python of the parameter that the error is about, such as "n_components", or None. The
-    command line puts its option in the place of that name.
+    `parameter` is the Python name of the parameter that the error is about, such as "n_components", or None. The
+    command line shows its own option instead of that name.
     """
 
     def __init__(self, message: str = "", *, parameter: str | None = None) -> None:
@@ -23,17 +23,18 @@ class PartsongError(Exception):
 
 
 class DataError(PartsongError, ValueError):
-    """The values of a matrix cannot be factorized: NaN, infinite, negative, or nothing there at all."""
+    """The values of a matrix cannot be factorized: NaN, infinite, negative, or no values at all."""
 
 
 class ShapeError(PartsongError, ValueError):
-    """Sizes that do not fit each other: one-dimensional data, other numbers of columns, factors of another rank."""
+    """Shapes that do not match: one-dimensional data, a different number of columns, factors of different rank."""
 
 
 class FeatureError(PartsongError, ValueError):
-    """Column names that are missing, duplicated, unknown, or in another order.
+    """Column names that are missing, duplicated, unknown, or in a different order.
 
-    Where columns of parties differ, `missing` and `unexpected` have all names by party; a message has the first few.
+    Where the columns of parties differ, `missing` and `unexpected` list all names by party; the message shows the
+    first few.
     """
 
     def __init__(
@@ -50,34 +51,34 @@ class FeatureError(PartsongError, ValueError):
 
 
 class ParameterError(PartsongError, ValueError):
-    """A setting outside its range."""
+    """A parameter outside its range."""
 
 
 class DataTypeError(PartsongError, TypeError):
-    """A value of the wrong kind: text where numbers belong, a complex matrix, an unknown container."""
+    """A value of the wrong type: text instead of numbers, a complex matrix, an unknown container."""
 
 
 class UnreadableError(DataTypeError, ValueError):
-    """What cannot be read as a matrix of real numbers: text, complex values, rows of unequal length.
+    """Input that cannot be read as a matrix of real numbers: text, complex values, rows of unequal length.
 
-    A wrong type to Python, a ValueError to scikit-learn.
+    Both a TypeError, as Python expects, and a ValueError, as scikit-learn expects.
     """
 
 
 class CompositionError(PartsongError, TypeError):
-    """Parts that cannot work together; raised when they are put together, not after an hour."""
+    """Components that cannot work together; raised when they are combined, before anything is computed."""
 
 
 class FileError(PartsongError, OSError):
-    """A file that is missing, unreadable, or cannot be written."""
+    """A file that is missing, cannot be read, or cannot be written."""
 
 
 class FormatError(FileError, ValueError):
-    """A file whose contents are truncated, hostile, or not what its name says."""
+    """A file whose contents are truncated, malicious, or not of the format that its name says."""
 
 
 class BrokenChain(FormatError):
-    """A chained log was edited, or lines are missing; `line` is the first that does not fit, `last` the hash before."""
+    """A hash-chained log was edited or lacks lines: `line` is the first that does not fit, `last` the hash before."""
 
     def __init__(self, message: str = "", line: int = 0, last: str = "") -> None:
         super().__init__(message)
@@ -86,7 +87,7 @@ class BrokenChain(FormatError):
 
 
 class DamagedState(FileError):
-    """A file of our own cannot be read any more; take it from a copy, or begin anew."""
+    """A partsong state file is unreadable. Restore it from a backup or start a new run."""
 
 
 class MissingExtra(PartsongError, ImportError):
@@ -94,57 +95,57 @@ class MissingExtra(PartsongError, ImportError):
 
 
 class PartyError(PartsongError, RuntimeError):
-    """A party failed, or sent something that cannot be used, in a named round and stage."""
+    """A party failed or sent an invalid message; the message names the round and the stage."""
 
 
 class SiteRefused(PartyError):
-    """A site on its own machine has said no, with a code; the reason is in its log."""
+    """A site refused a request, with a refusal code; the reason is in the log of the site."""
 
 
 class SiteLost(PartyError):
-    """Nothing was heard of a site in time; the run can be resumed."""
+    """A site did not answer in time. The run can be resumed."""
 
 
 class TooFewParties(PartyError):
-    """Fewer parties than a sum needs in which each of them is hidden; it was not formed, and nothing was revealed."""
+    """Too few parties for a secure sum. The sum was not computed and nothing was revealed."""
 
 
 class BudgetSpent(PartyError):
-    """A party has made as many noisy releases as its privacy budget allows; nothing more was computed or drawn."""
+    """The privacy budget of a party allows no further release. Nothing was computed and no noise was drawn."""
 
 
 class UploadError(PartyError, ValueError):
-    """A party's upload is not what its program said it would be, and was refused before it entered a sum."""
+    """A party's upload does not match the upload spec of its program; it was rejected before it entered a sum."""
 
 
 class DivergenceError(UploadError):
-    """NaN or infinite numbers in an upload or a sum: in data that were checked, the iteration has run away."""
+    """NaN or infinite values in an upload or a sum. The data were checked, so the iteration diverged."""
 
 
 class IllPosedWarning(UserWarning):
-    """The objective has no minimum: a penalty on one factor alone."""
+    """The objective has no minimum: only one factor is penalized."""
 
 
 class DivergenceWarning(UserWarning):
-    """A fit ran away from its solution; the best model before that was kept."""
+    """A fit diverged; the best model so far is kept."""
 
 
 class PredictableMasks(UserWarning):
-    """Masks that were not drawn from the operating system's randomness: nothing is hidden by them."""
+    """Masks from another source than the operating system's random numbers: they hide nothing."""
 
 
 Failure = TypeVar("Failure", bound=PartsongError)
 
 
 def with_message(error: Failure, message: str) -> Failure:
-    """The same error with another message; its class and what it carries stay."""
+    """Return the same error with another message; its class and attributes stay."""
     again = type(error)(message)
     again.__dict__.update(error.__dict__)
     return again
 
 
 def first_few(positions: object, total: int, noun: str) -> str:
-    """Spell out a few positions and the count: 'rows 3, 17, 20 (and 41 more)'."""
+    """Format the first positions and the number of the rest: 'rows 3, 17, 20 (and 41 more)'."""
     shown = [str(position) for position in positions]  # type: ignore[attr-defined]
     rest = total - len(shown)
     plural = noun if total == 1 else f"{noun}s"

@@ -228,7 +228,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
             "epsilon must be",
         ),
         (f'method = "asyn-sd"\nrank = 2\ntol = 1{"0" * 400}', "tol must be a number"),
-        (f'method = "exact"\nrank = 1{"0" * 5000}', "is not TOML"),
+        (f'method = "exact"\nrank = 1{"0" * 5000}', "is not valid TOML"),
         ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1', "needs row_bound: the norm"),
         ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1\nclip = 2', "has no clip"),
     ],

@@ -434,7 +434,7 @@ def test_a_file_of_a_newer_version_or_with_a_mistake_is_named_with_the_way_out(w
             (f"version = 2\n{kept}", "has version = 2, and this partsong reads versions up to 1. Update partsong"),
             (f"adress = 'a.b:1'\n{kept}", "has no setting 'adress'"),
             (kept.replace(kept.splitlines()[0].partition(" = ")[2], "3", 1), "must be a text; got 3"),
-            (f"{kept}\n= = =", "is not TOML"),
+            (f"{kept}\n= = =", "is not valid TOML"),
         ):
             place.write_text(text)
             with pytest.raises((FormatError, ParameterError), match=said) as caught:
@@ -621,7 +621,7 @@ def test_a_site_reads_the_name_of_a_column_that_it_lacks_and_its_mistakes_and_th
         with pytest.raises(SiteRefused, match="'settings'"):
             conducted(federation, tmp_path, seen)
         assert log_of(west).count("[settings]") == number + 1
-        assert ("partys", "not TOML")[number] in log_of(west)
+        assert ("partys", "not valid TOML")[number] in log_of(west)
     (west.path / "site.toml").write_text(policy)
     with pytest.raises(FeatureError, match="south: 0 extra, 1 missing") as caught:
         conducted(federation, tmp_path, seen)

@@ -226,7 +226,7 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "secure-dsanls", "local_steps": 3}, "local_steps is for exact"),
         ({"method": "local-only", "init_mode": "shared"}, "init_mode is 'shared'.*start of its own"),
         ({"method": "game", "init_mode": "local"}, "one start for all parties"),
-        ({"method": "exact", "accelerate": 1}, "accelerate is true or false"),
+        ({"method": "exact", "accelerate": 1}, "accelerate must be true or false"),
         ({"method": "fnmf", "variant": "papr"}, "variant is 'papr'. Did you mean 'paper'"),
         ({"method": "fnmf", "every": 0}, "every must be a whole number"),
         ({"method": "fnmf", "strength": -1}, "strength must be a number of at least 0"),

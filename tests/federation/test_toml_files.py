@@ -115,7 +115,7 @@ def test_a_file_of_a_newer_version_asks_for_an_update(load):
 def test_files_that_cannot_be_read(load, tmp_path):
     with pytest.raises(FileError, match="Check the path"):
         load_toml(tmp_path / "none.toml", Settings)
-    with pytest.raises(FormatError, match="not TOML"):
+    with pytest.raises(FormatError, match="not valid TOML"):
         load("a = = b")
     load.path.write_bytes(b"a = '\xff'")
     with pytest.raises(FileError, match="cannot be read"):

@@ -283,7 +283,7 @@ def test_a_party_that_misses_a_round_is_absent_from_that_sum():
     alone = run(build("exact", 4, local_steps=5), [shards[0], shards[2]], 1)[0]
     everyone_but = run(build("exact", 4, local_steps=5), shards, 1, absent={0: frozenset({"p01"})})[0]
     assert_array_equal(alone.model["H"], everyone_but.model["H"])
-    with pytest.raises(ParameterError, match="Nobody takes part in round 0"):
+    with pytest.raises(ParameterError, match="No party takes part in round 0"):
         run(build("exact", 4, local_steps=5), shards, 1, absent={0: frozenset({"p00", "p01", "p02"})})
 
 

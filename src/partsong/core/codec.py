@@ -1,15 +1,15 @@
-"""Encode messages and trees of states as bytes, and decode them. No pickle: only classes with a name are ever made.
+"""Encode messages and trees of states as bytes, and decode them. No pickle: only registered state classes are created.
 
-    8 bytes: length of the header | header (JSON) | arrays as they lie in memory, each at a multiple of 64 bytes
+    8 bytes: length of the header | header (JSON) | arrays as they are in memory, each at a multiple of 64 bytes
 
-The header is `{"arrays": [[number type, shape, memory order, library], …], "value": node}`. Where an array lies follows
-from those before it. Plain values of JSON and lists stand for themselves in a node; everything else has a tag:
+The header is `{"arrays": [[number type, shape, memory order, library], …], "value": node}`. The position of an array
+follows from those before it. Plain JSON values and lists represent themselves in a node; everything else has a tag:
 
     {"float": "nan"}  {"array": 3}  {"scalar": 4}  {"tuple": […]}  {"set": […]}  {"mapping": [[key, value], …]}
     {"bytes": hex, or 3}  {"pieces": [bytes end to end, lengths]}  {"given": name}
     {"state": "averaging.party", "fields": {…}}  {"enum": "core.outcome", "member": "CONVERGED"}
 
-Ranks send this form to each other; journals, checkpoints and the files of a federation hold it.
+Ranks exchange this format; journals, checkpoints and the files of a federation store it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Node = Any  # JSON
 
 ALIGNMENT = 64
 SHORT = 64
-"""Bytes up to this length stand in the header."""
+"""Byte strings up to this length are stored in the header."""
 MOST_DIMENSIONS = 32
 NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")
 TORCH_DEVICE = re.compile("torch [a-z]+")
@@ -46,7 +46,7 @@ TORCH_NUMBERS = frozenset({
 
 
 def encode(value: Any, given: Mapping[str, Any] | None = None) -> Buffer:
-    """Return a tree as one buffer; objects that are `given` by name are not in it, but have to be given again."""
+    """Return a tree as one buffer. Objects `given` by name are stored as references; pass them to `decode` again."""
     head, arrays = _encoded(value, given)
     buffer = np.empty(len(head) + sum(_rounded_up(data.size) for data in arrays), np.uint8)
     buffer[: len(head)] = np.frombuffer(head, np.uint8)
@@ -59,7 +59,7 @@ def encode(value: Any, given: Mapping[str, Any] | None = None) -> Buffer:
 
 
 def encode_parts(value: Any, given: Mapping[str, Any] | None = None) -> list[Buffer]:
-    """Return the same as buffers that follow one another, without a copy of the arrays."""
+    """Return the same bytes as a list of consecutive buffers, without copying the arrays."""
     head, arrays = _encoded(value, given)
     parts: list[Buffer] = [head]
     for data in arrays:
@@ -68,7 +68,7 @@ def encode_parts(value: Any, given: Mapping[str, Any] | None = None) -> list[Buf
 
 
 def _encoded(value: Any, given: Mapping[str, Any] | None) -> tuple[bytes, list[Any]]:
-    """The header with its length, up to where the arrays begin, and the bytes of these."""
+    """The header with its length, padded to where the arrays begin, and the bytes of each array."""
     encoder = _Encoder(dict(given or {}))
     node = encoder.node(value, ("value",))
     header = _to_json({"arrays": encoder.entries, "value": node}).encode()
@@ -84,10 +84,10 @@ def decode(
     numpy_only: bool = False,
     copy: bool = False,
 ) -> Any:
-    """Return the tree in a buffer, whose arrays are views of it unless `copy`; everything malformed is a FormatError.
+    """Return the tree in a buffer; arrays are views of the buffer unless `copy`. Malformed input is a FormatError.
 
-    Tensors go to `device` if one is named, else to the kind of device that they came from. `only`: no state of another
-    name is made. `numpy_only`: tensors are refused.
+    Tensors go to `device` if given, else to the type of device that they came from. `only`: names of the states that
+    may be created. `numpy_only`: tensors are refused.
     """
     buffer = np.frombuffer(bytearray(data), np.uint8) if isinstance(data, bytes) else data
     try:
@@ -96,22 +96,22 @@ def decode(
         return decoder.value(header["value"])
     except (FormatError, MemoryError):
         raise
-    except Exception as error:  # hostile bytes make parsers and constructors fail in every way there is
+    except Exception as error:  # malicious bytes make parsers and constructors fail in any way
         reason = next(iter(str(error).splitlines()), "")[:200]
         raise _malformed(f"{type(error).__name__}: {reason}") from error
 
 
 @dataclass(slots=True)
 class _Encoder:
-    """Turns values into nodes and gathers their arrays; an array that occurs twice is stored once."""
+    """Turn values into nodes and collect their arrays; an array that occurs twice is stored once."""
 
     given: Mapping[str, Any]
     entries: list[list[Any]] = field(default_factory=list)
     data: list[Buffer] = field(default_factory=list)
-    seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # keeps the array, so that its id stays its own
+    seen: dict[int, tuple[int, Any]] = field(default_factory=dict)  # holds the array, so that its id is not reused
 
     def node(self, value: Any, where: tuple[Any, ...]) -> Node:
-        """The node for a value; `where` is the way to it, for messages."""
+        """The node for a value; `where` is the path to it, for messages."""
         kind = type(value)
         if kind is np.ndarray:
             return {"array": self.array(value, value, where)}
@@ -126,7 +126,7 @@ class _Encoder:
         return self.container(value, where) if own_name is None else self.named(own_name, value, where)
 
     def named(self, name: str, value: Any, where: tuple[Any, ...]) -> Node:
-        """The node for a value of a class with a name."""
+        """The node for a value of a registered class."""
         if isinstance(value, enum.Enum):
             return {"enum": name, "member": value.name}
         names, as_stored = (one.name for one in fields(value) if one.init), FIELDS_AS_STORED.get(name, {})
@@ -134,7 +134,7 @@ class _Encoder:
         return {"state": name, "fields": content}
 
     def container(self, value: Any, where: tuple[Any, ...]) -> Node:
-        """The node for what holds others, and for arrays and scalars of rarer kinds."""
+        """The node for a container, and for arrays and scalars of rarer types."""
         kind = type(value)
         if kind is list:
             return self.nodes(value, where)
@@ -158,7 +158,7 @@ class _Encoder:
             return {"array": self.array(value, value, where)}
         raise DataTypeError(
             f"{_path(where)} is a {kind.__name__}, which cannot be stored or sent. Use arrays, numbers, text, "
-            'None, tuples, lists, mappings, and frozen dataclasses with a name: @state("my-method.party").'
+            'None, tuples, lists, mappings, and frozen dataclasses decorated with @state("my-method.party").'
         )
 
     def nodes(self, values: Collection[Any], where: tuple[Any, ...]) -> list[Node]:
@@ -170,11 +170,11 @@ class _Encoder:
         if _is_key(key):
             return self.node(key, where)
         raise DataTypeError(
-            f"{_path(where)} has a key of type {type(key).__name__}. Use text, whole numbers or tuples of them as keys."
+            f"{_path(where)} has a key of type {type(key).__name__}. Use text, whole numbers or tuples of them."
         )
 
     def array(self, array: Array, original: Any, where: tuple[Any, ...]) -> int:
-        """The number of an array among those that are set aside."""
+        """The index of an array among those collected."""
         if id(original) not in self.seen:
             entry, data = _laid_out(array, where)
             self.seen[id(original)] = len(self.entries), original
@@ -184,7 +184,7 @@ class _Encoder:
 
 
 def _laid_out(array: Array, where: tuple[Any, ...]) -> tuple[list[Any], Buffer]:
-    """How an array is described, and its bytes in one dimension."""
+    """The header entry of an array, and its bytes in one dimension."""
     order, is_torch = memory_order(array), is_tensor(array)
     kind = number_type(array.dtype) if is_torch else array.dtype.str
     if not (kind in TORCH_NUMBERS if is_torch else _width(kind)):
@@ -200,7 +200,7 @@ def _laid_out(array: Array, where: tuple[Any, ...]) -> tuple[list[Any], Buffer]:
 
 
 def memory_order(array: Array) -> str:
-    """Which bytes go as they are: "F" for a transposed view of an array in C order, else "C"."""
+    """The memory order to store: "F" for a transposed view of an array in C order, else "C"."""
     if array.ndim < 2 or _is_in_order(array):
         return "C"
     turned = array.permute(*range(array.ndim - 1, -1, -1)) if is_tensor(array) else array.T
@@ -220,7 +220,7 @@ def number_type(dtype: Any) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether this is a tensor of torch, which need not be installed."""
+    """Whether this is a torch tensor; torch need not be installed."""
     return not isinstance(value, np.ndarray) and type(value).__module__.partition(".")[0] == "torch"
 
 
@@ -229,37 +229,37 @@ def _is_in_order(array: Array) -> bool:
 
 
 def _header(buffer: Buffer) -> tuple[dict[str, Any], int]:
-    """The header, and where the arrays begin."""
+    """The header, and the offset of the first array."""
     length = int.from_bytes(buffer[:8].tobytes(), "little") if len(buffer) >= 8 else -1
     if not 0 <= length <= len(buffer) - 8:
-        raise _malformed("it is cut short")
+        raise _malformed("it is truncated")
     header = _from_json(buffer[8 : 8 + length].tobytes().decode())
     if not isinstance(header, dict) or set(header) != {"arrays", "value"}:
-        raise _malformed("its header is another one")
+        raise _malformed("its header has other keys")
     return header, _rounded_up(8 + length)
 
 
 def _arrays(buffer: Buffer, start: int, entries: Any, device: str, numpy_only: bool, copy: bool) -> list[Array]:
-    """The arrays that a header lists; their sizes are held against the buffer before any is made."""
+    """The arrays that a header lists; their sizes are checked against the buffer before any array is created."""
     places = []
     for entry in entries:
         size = _size(entry, numpy_only)
         places.append(slice(start, start + size))
         start += _rounded_up(size)
     if start != len(buffer):
-        raise _malformed(f"its arrays take {start} bytes, and there are {len(buffer)}")
+        raise _malformed(f"its arrays need {start} bytes, but it has {len(buffer)}")
     return [_array(buffer[at], entry, device, copy) for at, entry in zip(places, entries, strict=True)]
 
 
 def _size(entry: Any, numpy_only: bool) -> int:
-    """The bytes of an array, if it is described as we do."""
+    """The number of bytes of an array; a malformed entry is refused."""
     kind, shape, order, library = entry
     is_numpy = library == "numpy"
     is_known = _width(kind) > 0 if is_numpy else kind in TORCH_NUMBERS and TORCH_DEVICE.fullmatch(library)
     if not is_known or order not in ("C", "F"):
-        raise _malformed(f"an array holds {str(kind)[:20]!r} ({str(library)[:20]}), which is no type of numbers")
+        raise _malformed(f"an array has the unknown number type {str(kind)[:20]!r} ({str(library)[:20]})")
     if numpy_only and not is_numpy:
-        raise _malformed("it holds a tensor, and only arrays are accepted here")
+        raise _malformed("it holds a tensor, but only NumPy arrays are accepted here")
     if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
         raise _malformed(f"an array has the shape {str(shape)[:60]}")
     width = _width(kind) if is_numpy else int(getattr(_torch(), kind).itemsize)
@@ -268,7 +268,7 @@ def _size(entry: Any, numpy_only: bool) -> int:
 
 @lru_cache(maxsize=64)
 def _width(kind: str) -> int:
-    """The bytes of a number in NumPy's spelling, such as "<f8"; 0 for what is no number."""
+    """The bytes of a number type in NumPy's notation, such as "<f8"; 0 if it is not one."""
     return np.dtype(kind).itemsize if NUMBERS.fullmatch(kind) else 0
 
 
@@ -288,7 +288,7 @@ def _array(data: Buffer, entry: list[Any], device: str, copy: bool) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """Turns nodes into values."""
+    """Turn nodes into values."""
 
     given: Mapping[str, Any]
     only: Collection[str] | None
@@ -314,13 +314,13 @@ class _Decoder:
         raise _malformed(f"a node has the unknown tags {sorted(node)[:5]}")
 
     def read_float(self, text: Any) -> float:
-        """A number that JSON does not have."""
+        """A float that JSON cannot represent."""
         if text not in ("nan", "inf", "-inf"):
-            raise _malformed("a number is none")
+            raise _malformed("a number is invalid")
         return float(text)
 
     def read_array(self, number: Any) -> Array:
-        """One of the arrays."""
+        """The array with this index."""
         if type(number) is not int or not 0 <= number < len(self.arrays):
             raise _malformed(f"there is no array {str(number)[:20]!r}")
         return self.arrays[number]
@@ -328,14 +328,14 @@ class _Decoder:
     def items(self, nodes: Any) -> Iterator[Any]:
         """The values of a list of nodes."""
         if type(nodes) is not list:
-            raise _malformed("a list of values is none")
+            raise _malformed("a list of values is missing")
         return (self.value(item) for item in nodes)
 
     def read_mapping(self, pairs: Any) -> dict[Any, Any]:
         """Values by key."""
         found = {self.read_key(key): self.value(item) for key, item in pairs}
         if len(found) != len(pairs):
-            raise _malformed("a mapping has a key twice")
+            raise _malformed("a mapping has a duplicate key")
         return found
 
     def read_key(self, node: Node) -> Any:
@@ -350,25 +350,25 @@ class _Decoder:
         return bytes.fromhex(text) if isinstance(text, str) else self._copied(text)
 
     def _copied(self, number: Any) -> bytes:
-        """The bytes of an array, copied once, however often they are referred to."""
+        """The bytes of an array, copied once for all references."""
         array = self.read_array(number)
         if number not in self.copied:
             self.copied[number] = array.tobytes()
         return self.copied[number]
 
     def read_pieces(self, numbers: Any) -> tuple[bytes, ...]:
-        """Many short ones."""
+        """A tuple of byte strings."""
         place, lengths = numbers[0], self.read_array(numbers[1])
         whole, ends = self._copied(place), np.cumsum(lengths).tolist()
         if lengths.min() < 0 or ends[-1] != len(whole):
-            raise _malformed("pieces of bytes have other lengths")
+            raise _malformed("lengths of byte strings do not match")
         return tuple(whole[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
 
     def record(self, name: Any, content: Any) -> Any:
-        """A state with its fields; those that are new since it was written have their defaults."""
+        """A state with its fields; fields added since it was written get their defaults."""
         cls = self.named(name, object)
         if not is_dataclass(cls) or type(content) is not dict:
-            raise _malformed(f"{name!r} is no state with fields")
+            raise _malformed(f"{name!r} is not a state with fields")
         make: Any = cls
         as_stored = FIELDS_AS_STORED.get(name, {})
         declared = {as_stored.get(one.name, one.name): one for one in fields(cls) if one.init}
@@ -381,12 +381,12 @@ class _Decoder:
         return make(**{declared[stored].name: self.value(item) for stored, item in content.items()})
 
     def named(self, name: Any, kind: type) -> Any:
-        """The class of a name, if it may be made here."""
+        """The class with a name, if it may be created here."""
         if not isinstance(name, str) or (self.only is not None and name not in self.only):
-            raise _malformed(f"a state {str(name)[:60]!r} does not belong here")
+            raise _malformed(f"the state {str(name)[:60]!r} is not allowed here")
         cls = class_of(name)
         if not issubclass(cls, kind):
-            raise _malformed(f"{name!r} is another kind of state")
+            raise _malformed(f"{name!r} is a state of another kind")
         return cls
 
 
@@ -405,8 +405,8 @@ _READERS: Mapping[str, Callable[[_Decoder, Any], Any]] = {
 
 def _malformed(what: str) -> FormatError:
     return FormatError(
-        f"Encoded data cannot be read: {what}. It is damaged, or from another version of partsong. Restore it from a "
-        "backup, or start a new run."
+        f"Encoded data cannot be read: {what}. It is damaged or from another version of partsong. Restore it from a "
+        "backup or start a new run."
     )
 
 

@@ -1,4 +1,4 @@
-"""The whole architecture: the nouns and the protocols, and no algorithm.
+"""Core data types and protocols: messages, layouts, schedules, programs, reductions, networks. No algorithms.
 
 X ≈ W H; rows are samples; parties own rows; W (n × k) is private, H (k × m) is shared.
 
@@ -22,12 +22,12 @@ from partsong.core.states import state
 from partsong.errors import CompositionError, ParameterError, PartsongError
 
 Array = Any  # a NumPy array or a torch tensor
-State = Any  # a frozen dataclass of arrays, numbers and strings: checkpointable, movable between processes
+State = Any  # a frozen dataclass of arrays, numbers and strings that can be saved and sent between processes
 
 
 @state("core.outcome")
 class Outcome(enum.StrEnum):
-    """Why a run ended; numerical trouble is a value, not an exception."""
+    """Why a run ended. Numerical trouble is a value, not an exception."""
 
     CONVERGED = "converged"
     MAX_ROUNDS = "max-rounds"
@@ -61,21 +61,21 @@ class Message:
 
     @property
     def signature(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-        """Name, shape and type of each array: what an auditor compares with what was declared."""
+        """Name, shape and type of each array, for comparison with the declared upload spec."""
         return tuple((name, tuple(a.shape), str(a.dtype)) for name, a in sorted(self.arrays.items()))
 
 
 Dim = int | str
-"""A dimension: a number where uploads are checked, a name ("k", "m") where they are described."""
+"""A dimension: a number to check uploads against, or a name ("k", "m") to describe them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What one array of an upload looks like: a program states it, engines check uploads against it, docs describe it.
+    """Specification of one array of an upload: declared by a program, checked by engines, shown in the docs.
 
-    `kind` is a number type's name without its width. `single_party_reason` is empty where every entry of a sum has an
-    addend from each party; else it says why an entry may be one party's alone, and the way out. `is_factor`: the array
-    is squared later, so entries must not exceed √finfo.max. `meaning`: the formula, for people.
+    `kind` is the name of a number type without its width. `single_party_reason` is empty if every party contributes to
+    each entry of a sum; otherwise it says why an entry may come from a single party, and what to do. `is_factor`: the
+    array is squared later, so entries must not exceed √finfo.max. `meaning`: the formula, for the documentation.
     """
 
     shape: tuple[Dim, ...]
@@ -87,12 +87,12 @@ class ArraySpec:
 
 
 Sums = tuple[Array, ...]
-"""Addends of blocks of rows: arrays that whoever makes them gives away, summed in place and in the order of rows."""
+"""Addends of a block of rows. The caller owns these arrays: they are summed in place, in the order of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Some rows as they are stored: a dense tile (NumPy or torch), or CSR arrays whose `indptr` begins at 0."""
+    """Some rows in their stored form: a dense tile (NumPy or torch), or CSR arrays whose `indptr` starts at 0."""
 
     rows: slice
     n_columns: int
@@ -103,10 +103,10 @@ class RowBlock:
 
 
 class Matrix(Protocol):
-    """Rows in whatever form they come (dense, sparse, on disk, on a device), seen through products and blocks.
+    """Rows in any form (dense, sparse, on disk, on a device), accessed through products and blocks.
 
-    Passes go over blocks of rows, on several threads: a step touches its own rows alone, and what it returns is summed.
-    Over no rows at all a pass is one step on an empty block.
+    A pass goes over blocks of rows on several threads. A step touches only its own rows, and its return values are
+    summed. A pass over zero rows is one step on an empty block.
     """
 
     @property
@@ -119,11 +119,11 @@ class Matrix(Protocol):
     def mean(self) -> float: ...
     @property
     def row_weights(self) -> Array | None:
-        """u (n): how much each row counts in norms, sums and losses; None where all count once. Products ignore it."""
+        """u (n): the weight of each row in norms, sums and losses; None: all 1. Products ignore it."""
 
     @property
     def total_weight(self) -> float:
-        """Σ u_i; the number of rows without weights."""
+        """Σ u_i, or the number of rows if there are no weights."""
 
     @property
     def squared_norm(self) -> float:
@@ -133,19 +133,19 @@ class Matrix(Protocol):
         """‖x_i‖² of each row, in float64."""
 
     def gram_is_cheap(self, k: int) -> bool:
-        """Whether products of k components over the rows are cheap in float64, beside a pass over X."""
+        """Whether k × k products over the rows in float64 are cheap compared with a pass over X."""
 
     def visit(self, Ht: Array, A: Array, step: Callable[[slice, Array], Sums]) -> tuple[Array, Sums]:
-        """Call step(rows, X[rows] Ht) for blocks of rows, which fills A[rows]; return XᵀA and Σ of what it returned."""
+        """Call step(rows, X[rows] Ht), which fills A[rows], for blocks of rows; return XᵀA and the sum of results."""
 
     def walk(self, Ht: Array, step: Callable[[slice, Array], Sums]) -> Sums:
         """The same pass without XᵀA."""
 
     def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
-        """Σ work(block) over all rows; `per_cell`, in floating-point operations, decides how many threads share it."""
+        """Σ work(block) over all rows; `per_cell` (floating-point operations) determines the number of threads."""
 
     def transposed(self) -> Matrix | None:
-        """Xᵀ, where that needs no second copy of X; else None."""
+        """Xᵀ if that needs no second copy of X; else None."""
 
     def times(self, B: Array) -> Array:
         """X B, for B (m × c)."""
@@ -166,7 +166,7 @@ class Matrix(Protocol):
         """Xᵀ x_j for column j, as a NumPy array in float64."""
 
     def native(self, values: Array) -> Array:
-        """An array of any kind in the number type and place of this matrix."""
+        """An array of any kind, converted to the number type and device of this matrix."""
 
     def squared_distance(self, W: Array, Ht: Array) -> float:
         """‖X − W H‖² by the trace formula in float64; W H is never formed."""
@@ -174,7 +174,7 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One party's private data, and the secret behind its private random streams."""
+    """The private data of one party, and the secret that keys its private random streams."""
 
     name: str
     matrix: Matrix
@@ -184,7 +184,7 @@ class Shard:
 @state("core.layout")
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What everybody may know: who takes part, the number of columns, the number type, the shared seed."""
+    """Public facts of a run: party names, number of columns, number type, and the shared seed."""
 
     parties: tuple[str, ...]
     n_features: int
@@ -193,19 +193,19 @@ class Layout:
 
     @staticmethod
     def of(shards: Sequence[Shard], seed: int) -> Layout:
-        """The layout of these shards; parties are named once and agree on their columns."""
+        """Return the layout of these shards; names must be unique and column counts equal."""
         names = tuple(sorted(shard.name for shard in shards))
         if not names:
             raise ParameterError("A federation needs at least one party; none was given.")
         twins = sorted({name for name in names if names.count(name) > 1})
         if twins:
-            raise ParameterError(f"Party names must differ; used more than once: {', '.join(twins)}.")
+            raise ParameterError(f"Party names must differ; used more than once: {', '.join(twins)}. Rename them.")
         widths = {shard.name: shard.matrix.shape[1] for shard in shards}
         if len(set(widths.values())) > 1:
             shown = ", ".join(f"{name}: {width}" for name, width in sorted(widths.items()))
             raise CompositionError(
-                f"Parties must hold the same columns, but their numbers differ ({shown}). "
-                "Bring them to one list of features first."
+                f"Parties must have the same columns, but the numbers of columns differ ({shown}). "
+                "Use one list of features for all parties."
             )
         types = {type_name(shard.matrix.dtype) for shard in shards}
         dtype = "float64" if "float64" in types else types.pop()
@@ -213,17 +213,17 @@ class Layout:
 
 
 def type_name(dtype: Any) -> str:
-    """The name of a number type, the same for arrays and tensors."""
+    """Return the name of a number type, the same for arrays and tensors."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How a program is run: how many rounds, who misses which, what a fault leads to, and a party's kernel threads.
+    """How a program is run: number of rounds, absences, dropouts, error handling, and kernel threads per party.
 
-    `absent` maps a round to the names that miss it; their state stands still and they are left out of that sum.
-    `silent` maps a round to the names that fall silent in it, each with the phase of the reduction from which on
-    nothing is heard of it; such a party has done its work and keeps its state.
+    `absent` maps a round to the names that miss it: their state does not change and they are not in that sum.
+    `dropouts` maps a round to the names that drop out in it, each with the phase of the reduction from which it sends
+    nothing. Such a party has done its work and keeps its new state.
     `on_party_error` decides what happens when a party's work or upload fails with a PartsongError: "raise" raises it,
     and all earlier rounds stay valid; "skip" treats the party as absent from that round and records why.
     """
@@ -237,7 +237,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ParameterError(f"A schedule needs at least one round; rounds={self.rounds}.", parameter="rounds")
+            raise ParameterError(f"rounds must be at least 1; got {self.rounds}.", parameter="rounds")
         if self.kernel_threads < 1:
             raise ParameterError(
                 f"kernel_threads must be at least 1; got {self.kernel_threads}.", parameter="kernel_threads"
@@ -248,12 +248,12 @@ class Schedule:
             )
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names that no party has."""
+        """Refuse names of unknown parties."""
         named = {name for group in (*self.absent.values(), *self.dropouts.values()) for name in group}
         unknown = sorted(named - set(names))
         if unknown:
             raise ParameterError(
-                f"The schedule names parties that are not there: {', '.join(unknown[:5])}. "
+                f"The schedule names unknown parties: {', '.join(unknown[:5])}. "
                 f"The parties are {', '.join(sorted(names)[:5])}{'…' if len(names) > 5 else ''}."
             )
 
@@ -262,14 +262,14 @@ class Schedule:
         missing = self.absent.get(index, frozenset())
         present = tuple(name for name in sorted(names) if name not in missing)
         if not present:
-            raise ParameterError(f"Nobody takes part in round {index}: every party is marked absent.")
+            raise ParameterError(f"No party takes part in round {index}: all are marked absent. Leave at least one in.")
         return present
 
 
 @state("core.checkpoint")
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a run needs to go on as if it had not stopped: the next round and every state."""
+    """Everything needed to resume a run bit for bit: the index of the next round and all states."""
 
     index: int
     parties: Mapping[str, State]
@@ -279,9 +279,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round did; `refused` says, by name, why a party was left out although it was there.
+    """The result of one round; `refused` says, by name, why a participating party was left out of the sum.
 
-    `checkpoint` holds private states, of all parties where the engine is in-process and else of those that are here.
+    `checkpoint` contains private states: of all parties if the engine runs in one process, else of the local parties.
     """
 
     index: int
@@ -299,11 +299,11 @@ class Round:
 @state("asynchronous.work-item")
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A party's piece of work in an asynchronous run, with the model that the party was last sent.
+    """One piece of work of a party in an asynchronous run, with the model that the party works on.
 
-    `version` is the number of arrivals that the model had seen, `number` the piece's number at this party, `due` when
-    it arrives on a virtual clock (None: nobody knows), and `fault` why the piece before it was refused (kind and
-    message of the error). The staleness of its arrival is the round's index less `version`. Work is a pure function of
+    `version` is the number of arrivals included in the model, `number` counts the items of this party, `due` is the
+    arrival time on a virtual clock (None: unknown), and `fault` says why the previous item was refused (kind and
+    message of the error). The staleness of an arrival is the round's index minus `version`. Work is a pure function of
     the party's state and the model, so it does not matter when it is computed.
     """
 
@@ -317,9 +317,9 @@ class WorkItem:
 @state("asynchronous.checkpoint")
 @dataclass(frozen=True, slots=True)
 class AsyncCheckpoint(Checkpoint):
-    """A checkpoint of an asynchronous run: also what is under way, and the seconds since the run began.
+    """A checkpoint of an asynchronous run: also the items in progress and the seconds since the run started.
 
-    To synchronous engines it is a Checkpoint like any other.
+    Synchronous engines use it like any Checkpoint.
     """
 
     items: Mapping[str, WorkItem] = field(default_factory=dict)
@@ -327,7 +327,7 @@ class AsyncCheckpoint(Checkpoint):
 
 
 class UpdateRule(Protocol):
-    """min_F ½‖A − F B‖² over F ≥ 0, one step, from the normal equations alone. Never sees X, a seed or a network."""
+    """One step of min_F ½‖A − F B‖² over F ≥ 0, from the normal equations alone; it never sees X or a seed."""
 
     @property
     def guarantees(self) -> frozenset[Guarantee]: ...
@@ -336,7 +336,7 @@ class UpdateRule(Protocol):
 
 
 class Guarantee(enum.Enum):
-    """What a rule promises; each promise is a law that the tests hold it to."""
+    """A property that an update rule guarantees; the tests in tests/laws check every guarantee."""
 
     MONOTONE = "a step never raises the objective"
     SCALE_EQUIVARIANT = "rescaling data or the other factor rescales the step"
@@ -344,13 +344,13 @@ class Guarantee(enum.Enum):
 
 
 class Aggregation(Protocol):
-    """Many uploads, in name order, to one aggregate; `model` is what the parties were sent before."""
+    """Combine uploads, in name order, into one aggregate; `model` is the one the parties worked on."""
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message: ...
 
 
 class Plan(Protocol):
-    """P (k × k) with P·source ≈ target: non-negative, and `weights` = P·1 ≤ 1; a row of zeros has no partner."""
+    """P (k × k) ≥ 0 with P·source ≈ target and `weights` = P·1 ≤ 1; a row of zeros is unmatched."""
 
     @property
     def matrix(self) -> Any: ...
@@ -364,7 +364,7 @@ class Plan(Protocol):
 
 
 class Alignment(Protocol):
-    """Which row of one factor (k × m) is which row of another; `is_partial`: a row of a plan may lack a partner."""
+    """Match the rows of two factors (k × m); `is_partial`: rows may remain unmatched."""
 
     @property
     def is_partial(self) -> bool: ...
@@ -373,14 +373,14 @@ class Alignment(Protocol):
 
 @runtime_checkable
 class Reducible(Protocol):
-    """An aggregation that is a sum in disguise: lower(Σ lift(upload))."""
+    """An aggregation that can be computed from a sum: lower(Σ lift(upload))."""
 
     def lift(self, upload: Message) -> Message: ...
     def lower(self, total: Message) -> Message: ...
 
 
 class ServerUpdate(Protocol):
-    """How the aggregate moves the model: replacement, relaxation, adaptive steps."""
+    """How the aggregate updates the model: replacement, relaxation, adaptive steps."""
 
     def init(self, model: Message) -> State: ...
     def step(self, model: Message, aggregate: Message, state: State) -> tuple[Message, State]: ...
@@ -388,7 +388,7 @@ class ServerUpdate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReductionContext:
-    """Which sum this is: the round, who takes part in it, what everybody may know, and the model they were sent."""
+    """Context of one sum: the round, its participants, the layout, and the model that was sent to them."""
 
     index: int
     participants: tuple[str, ...]
@@ -432,22 +432,22 @@ class Reduction(Protocol):
 
 
 class RowSolver(Protocol):
-    """W for given H, each row from itself and H alone: what a party does with a finished model."""
+    """Compute W for a given H, row by row: how a party applies a finished model."""
 
     def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a program asks of engines, and of the sums that its uploads go into.
+    """Requirements of a program on engines and on the sums of its uploads.
 
-    `asynchronous`: no party waits for another, and a sum is over one upload. `full_participation`: a sum over some of
-    the parties means nothing to it. `needs_columns`: every party needs columns of all rows beside its own rows.
-    `requires`: "plain" where its uploads must not be hidden, "secure" where they must; `reason` says why. `min_in_sum`
-    and `sum_bounds`: over how many parties a sum that hides uploads must be, and which numbers it must let pass.
-    `release`: what one upload costs in differential privacy (None: it has no noise), and `max_releases` how many there
-    may be; nothing that is measured without noise may then choose the rounds, or leave with the model.
-    `measured_every`: how many iterations lie between two errors.
+    `asynchronous`: no party waits for another, and each sum has one upload. `full_participation`: sums over a subset of
+    the parties are meaningless. `needs_columns`: each party also needs columns of all rows. `requires`: "plain" if
+    uploads must be visible to the server, "secure" if they must be hidden; `reason` says why. `min_in_sum` and
+    `sum_bounds`: the minimum number of parties in a secure sum, and the bounds on entries that it must allow.
+    `release`: the differential-privacy cost of one upload (None: no noise); `max_releases`: the maximum number of
+    them. With noise, no quantity measured without noise may influence the number of rounds or leave with the model.
+    `measured_every`: iterations between two evaluations of the error.
     """
 
     asynchronous: bool = False
@@ -470,62 +470,62 @@ C = TypeVar("C")
 
 
 class HalfSteps(Protocol[R, C]):
-    """A loss, as the two half-steps that minimise it: rows of W at a party (state R), H from sums over rows (state C).
+    """A loss as two half-steps: rows of W at a party (state R), and H from sums over rows (state C).
 
-    A value, equal at all parties. Sums of all parties add up to those of the pooled rows, so that one program
-    (`methods.exact.SharedSums`) federates every loss, and `iterate` is the same on pooled rows. Numbers in states,
-    models and sums are 0-d arrays beside the factors; nothing but `metrics` copies them to the host.
+    A value, equal at all parties. The parties' sums add up to the sums over the pooled rows, so one program
+    (`methods.exact.SharedSums`) federates every loss, and `iterate` gives the same on pooled rows. Numbers in states,
+    models and sums are 0-d arrays on the device of the factors; only `metrics` copies them to the host.
     """
 
     @property
     def traits(self) -> Traits:
-        """What the sums ask of engines."""
+        """Requirements of the sums on engines."""
 
     @property
     def scale(self) -> Literal["l2", "l1", "fixed"]:
-        """How rows of H may be rescaled at the end of a fit: to norm 1, to sum 1, or not at all."""
+        """How rows of H are rescaled at the end of a fit: to norm 1, to sum 1, or not at all."""
 
     def begin(self, Ht: Array, *, is_scaled: bool = True) -> C:
-        """The shared half at Hᵀ (m × k); a random start is not `is_scaled`: nothing can be told from its size."""
+        """Start the shared half at Hᵀ (m × k); for a random start `is_scaled` is false: its scale has no meaning."""
 
     def begin_rows(self, shard: Shard, layout: Layout, W: Array | None = None) -> R:
-        """A party's half, at W (n × k) where one is given."""
+        """Start a party's half, at W (n × k) if given."""
 
     def broadcast(self, columns: C) -> Mapping[str, Array]:
-        """What row steps need: H (k × m), and 0-d values."""
+        """The model for row steps: H (k × m) and 0-d values."""
 
     def row_step(self, X: Matrix, rows: R, model: Mapping[str, Array]) -> tuple[R, Mapping[str, Array]]:
-        """The next W from a broadcast model, and sums over these rows."""
+        """Update W from a broadcast model; return the sums over these rows."""
 
     def column_step(self, columns: C, sums: Mapping[str, Array]) -> C:
-        """The next H from the sums over all rows, in their number type and place."""
+        """Update H from the sums over all rows, in their number type and on their device."""
 
     def sums_spec(self, k: Any, m: Any) -> Mapping[str, ArraySpec]:
         """The sums of a row step by name, for k components and m features."""
 
     def components(self, columns: C) -> Array:
-        """H (k × m): the last one accepted, where steps can be taken back."""
+        """H (k × m); if steps can be rejected, the last accepted one."""
 
     def metrics(self, columns: C) -> Mapping[str, float]:
-        """What the latest sums tell of the fit."""
+        """Metrics of the fit from the latest sums."""
 
     def solve_rows(self, X: Matrix, Ht: Array, rows: R | None = None, *, exactly: bool = True) -> Array:
-        """W for given H, each row from itself and H alone."""
+        """W for a given H, each row independently."""
 
     def loss(self, X: Matrix, W: Array, Ht: Array) -> Mapping[str, Array]:
-        """Sums over rows that say how well W H fits, as 0-d arrays."""
+        """The loss of W H as sums over rows, in 0-d arrays."""
 
     def iterate(self, X: Matrix, rows: R, columns: C, count: int) -> tuple[R, C]:
-        """`count` times a row step and a column step on all rows; all but the last may be fused."""
+        """Run `count` row and column steps on all rows; all but the last may be fused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where a model stands among the exchanges of a round; by default a round is one exchange.
+    """Position of a model among the exchanges of a round; by default a round has one exchange.
 
-    `step`, from 0, of `steps`: exchanges that belong together. Under a reduction that hides uploads they are over the
-    same parties. `works`: parties iterate on this model, and do not only send. `ends_round`: a round ended with the
-    exchange that led to this model, which is worth a look.
+    `step` (from 0) of `steps` counts exchanges that belong together; with a reduction that hides uploads they have the
+    same participants. `works`: parties iterate on this model instead of only sending. `ends_round`: the exchange that
+    produced this model ended a round, so the model can be evaluated.
     """
 
     step: int = 0
@@ -538,39 +538,39 @@ ONE_EXCHANGE = Turn()
 
 
 class ProgramBase:
-    """What most programs answer: no demands, rounds of one exchange, uploads of any form, an end by the schedule, no
+    """Defaults for programs: no requirements, one exchange per round, uploads of any form, an end by the schedule, no
     metrics.
 
-    Programs derive from it and say what is otherwise. `directions` are the combinations of rows in the upload that
-    answers a model (None: any), `directions_after` those in all uploads of one of so many parties; 0 where an upload is
-    no combination of rows, for which no law is known.
+    Programs derive from it and override what differs. `directions` is the number of linear combinations of rows in the
+    upload that answers a model (None: any), `directions_after` the number in all uploads of one party; both are 0 if
+    uploads are not linear combinations of rows.
     """
 
     __slots__ = ()
 
     @property
     def traits(self) -> Traits:
-        """What the program asks of engines."""
+        """Requirements of the program on engines."""
         return DEFAULT_TRAITS
 
     def turn(self, model: Message) -> Turn:
-        """Where a model stands among the exchanges of a round."""
+        """Position of a model among the exchanges of a round."""
         return ONE_EXCHANGE
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
-        """Exchanges that so many rounds take."""
+        """Number of exchanges in this many rounds."""
         return rounds
 
     def is_over(self, server: State) -> bool:
-        """Whether the program has come to an end before its schedule has."""
+        """Whether the program has ended before its schedule."""
         return False
 
     def metrics(self, server: State) -> Mapping[str, float]:
-        """What the server knows anyway: no error, unless a program sums one."""
+        """Metrics that the server knows without further sums."""
         return {}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """The arrays of each kind of upload; none: any numbers, if they are finite."""
+        """The arrays of each kind of upload; empty: any finite numbers."""
         return ()
 
     def directions(self, model: Message | None) -> int:
@@ -583,12 +583,12 @@ class ProgramBase:
 
 
 class Program(Protocol):
-    """A distributed algorithm, as pure functions.
+    """A distributed algorithm as pure functions.
 
-    `start_party` and `local` run at a party, `start_server` and `finish` at the server; `components` is the shared
-    factor H (k × m) as it stands, `metrics` what the server knows anyway, and `solver` fits new rows to the model.
-    `upload_spec` states the arrays of an upload by name, once for each kind of upload; where it states none,
-    engines ask for finite numbers only. `ProgramBase` has the rest, as most programs need it.
+    `start_party` and `local` run at a party, `start_server` and `finish` at the server. `components` is the current
+    shared factor H (k × m), `metrics` what the server knows without further sums, and `solver` fits new rows to the
+    model. `upload_spec` declares the arrays of an upload by name, once for each kind of upload; if it is empty, engines
+    only require finite numbers. `ProgramBase` has defaults for the rest.
     """
 
     @property
@@ -615,10 +615,9 @@ class Program(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where the server of a synchronous run stands between two rounds.
+    """State of the server of a synchronous run between two rounds.
 
-    `sums` is what the reduction's server keeps from sum to sum, `cohort` whose uploads were in the last sum of this run
-    (None: there was none).
+    `sums` is the state of the reduction's server, `cohort` the parties in the last sum of this run (None: no sum yet).
     """
 
     index: int
@@ -630,9 +629,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class RoundAttempt:
-    """Who is asked for the sum of a round, and the phase that it begins with: fixed before anybody is asked.
+    """The parties asked for the sum of a round, and its first phase; fixed before any party is asked.
 
-    `attempt` counts from 0; `refused` are the parties that were left out of it, and why.
+    `attempt` counts from 0; `refused` lists the parties that were left out, with the reasons.
     """
 
     index: int
@@ -644,12 +643,12 @@ class RoundAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the server asks of parties: "work" (`local`, `begin` and a first phase, in one trip) or "reduce" (a phase).
+    """A request of the server: "work" (`local`, `start` and the first phase in one trip) or "reduce" (one phase).
 
-    The same index, attempt and phase always get the same answer. `participants` are those of the sum, `names` those who
-    are asked. `message` is the model ("work") or the server's last reply ("reduce"). `silent` parties do their work and
-    send nothing: a dropout that the schedule simulates. With `stops` a fault is raised where it happens, with these
-    words as a note if there are any; where it is None, faults are values.
+    The same index, attempt and phase always get the same answer. `participants` are the parties of the sum, `names`
+    those that are asked. `message` is the model ("work") or the server's last reply ("reduce"). `dropouts` do their
+    work but send nothing: dropouts simulated by the schedule. If `stops` is None, errors of parties are returned as
+    values; otherwise they are raised where they occur, with `stops` as a note unless it is empty.
     """
 
     kind: Literal["work", "reduce"]
@@ -665,7 +664,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What parties sent, and the errors of those who could not; both in name order."""
+    """The messages of the parties, and the errors of those that failed; both in name order."""
 
     messages: Mapping[str, Message]
     faults: Mapping[str, PartsongError] = field(default_factory=dict)
@@ -673,11 +672,11 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the server makes of the answers in one phase.
+    """Result of one phase at the server.
 
-    `message` is its reply; after the last phase it is the aggregate. `included` are those who are asked next, or whose
-    uploads are in the sum, `worked` those whose new state counts, and `sizes` the bytes that each party sent.
-    `must_restart`: the sum begins again, among those `included`.
+    `message` is the reply; after the last phase it is the aggregate. `included` are the parties to ask next, or whose
+    uploads are in the sum; `worked` those whose new state counts; `sizes` the bytes sent by each party. `must_restart`:
+    the sum starts again with the parties in `included`.
     """
 
     message: Message = Message({})
@@ -690,42 +689,42 @@ class Served:
 
 
 class Network(Protocol):
-    """Where the parties of a synchronous run are: in this process, at ranks, or at other institutions."""
+    """Connection to the parties of a synchronous run: in this process, on ranks, or at other institutions."""
 
     @property
     def layout(self) -> Layout:
-        """Agreed on once the network is running."""
+        """Known once the network is running."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """Agree on the run; an error or an early end within this block ends the run everywhere."""
+        """Agree on the run; an error or an early exit within this block ends the run everywhere."""
 
     def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
-        """The attempt with its first phase, or another one that is under way already.
+        """Return the attempt with its first phase, or another attempt that is already in progress.
 
-        `first` says with which phase a sum over some parties begins, and works at the server only.
+        `first` returns the first phase of a sum over some parties; it works only at the server.
         """
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
-        """Bring the ask to the parties, their answers to `serve` at the server, and the outcome to everybody.
+        """Send the request to the parties, pass their answers to `serve` at the server, and share its result with all.
 
         `serve` changes nothing unless it returns, and may be called again with the same answers after a restart.
         """
 
     def sum(self, ask: Ask, aggregation: Aggregation) -> Served | None:
-        """Work and sum in one collective operation, where there is one; None: use `exchange`."""
+        """Work and sum in one collective operation if available; None: use `exchange`."""
 
     def seen(self) -> Mapping[str, Message]:
-        """What the parties sent in the last exchange, as far as it was seen here; handed over once."""
+        """Return the messages of the last exchange that were visible here; each is returned once."""
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
-        """The work of these parties counts from here. Returns the states of the parties that are here."""
+        """Accept the work of these parties; return the states of the local parties."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Who sent what, or the error instead, and at which second of the run.
+    """A message of a party, or its error, with the time in seconds since the run started.
 
-    `item` is the piece that was worked on, where the network may have replaced the one in the checkpoint.
+    `item` is the work item behind it, if the network may have replaced the one in the checkpoint.
     """
 
     name: str
@@ -739,33 +738,33 @@ class Arrivals(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Agreed on once the network is running."""
+        """Known once the network is running."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run was ended from elsewhere, so that nothing more arrives."""
+        """Whether the run was ended elsewhere, so that nothing more arrives."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """Agree on the run; an error or an early end within this block ends the run everywhere."""
+        """Agree on the run; an error or an early exit within this block ends the run everywhere."""
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
-        """Start the parties. Returns the point as this network keeps it: with states and due times, if it knows any."""
+        """Start the parties; return the checkpoint as this network keeps it, with states and due times if known."""
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
-        """Give these parties their next piece of work."""
+        """Send these parties their next work items."""
 
     def next(self) -> Arrival | None:
-        """The next arrival; None where there is none for now."""
+        """Return the next arrival; None if there is none yet."""
 
     def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
-        """Keep the round, before its sender is answered. Returns it as this network keeps it."""
+        """Store the round before its sender is answered; return it as this network keeps it."""
 
     def close(self) -> None:
-        """The run is over, for everybody. Called before the last round is yielded."""
+        """End the run for all parties. Called before the last round is yielded."""
 
 
 class Engine(Protocol):
-    """An interpreter of programs; stopping early, progress and checkpoints are the caller's `for` body."""
+    """Runs programs. Early stopping, progress and checkpoints belong in the caller's loop over the rounds."""
 
     def run(
         self,

@@ -1,11 +1,11 @@
-"""Typed parameters: whole numbers, reals, choices and truth values, for Python, the command line and TOML alike.
+"""Typed parameters: whole numbers, reals, choices and booleans, for Python, the command line and TOML.
 
-A function annotates its keyword arguments with them, and that is the whole declaration:
+A function declares its parameters by annotating its keyword arguments:
 
     def fedprox(problem: Problem, *, strength: Annotated[float, AtLeast(0)] = 0.1, local_steps: Steps = 10): ...
 
-`parameters_of` reads the signature. Each `Parameter` checks a value (`parse`), reads the text of a command line
-(`read`) and writes a value as plain data for files (`plain`). An unknown name is an error with the nearest one.
+`parameters_of` reads the signature. Each `Parameter` checks a value (`parse`), reads command-line text (`read`) and
+converts a value to plain data for files (`plain`). The error for an unknown name suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from partsong.errors import FileError, FormatError, ParameterError
 
 
 class Kind(Protocol):
-    """What a parameter may be. `str(kind)` says it in words; `example` is a value that is allowed, in plain data."""
+    """The type of a parameter. `str(kind)` describes it; `example` is a valid value, as plain data."""
 
     @property
     def example(self) -> Any: ...
     def parse(self, name: str, value: Any) -> Any:
-        """The value itself, checked; an object where a choice names one."""
+        """Return the checked value; for a choice, the object behind its name."""
 
     def read(self, text: str) -> Any:
-        """Plain data from the text of a command line; what is not of this kind stays text, for `parse` to refuse."""
+        """Return plain data from command-line text; other text is returned unchanged, for `parse` to refuse."""
 
     def plain(self, value: Any) -> Any:
-        """The value as plain data: a choice by its name, or its repr where it has none."""
+        """Return the value as plain data: a choice by its name, or by its repr if it has no name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number of at least so much."""
+    """A whole number of at least `least`."""
 
     least: int = 1
 
@@ -87,7 +87,7 @@ class Number:
         raise ParameterError(f"{name} must be {self.bounds_text()}; got {value!r}.", parameter=name)
 
     def bounds_text(self) -> str:
-        """As an error says it."""
+        """The allowed range, as worded in an error."""
         if self.most is not None and self.least is not None:
             return f"from {self.least:g} to {self.most:g}"
         low = "" if self.above is None else f"above {self.above:g}"
@@ -107,7 +107,7 @@ def Above(bound: float) -> Number:
 
 
 def AtLeast(bound: float) -> Number:
-    """A number of at least the bound."""
+    """A number at or above the bound."""
     return Number(least=bound)
 
 
@@ -138,8 +138,8 @@ class WordOrNumber:
 
     def parse(self, name: str, value: Any) -> str | float:
         if isinstance(value, str) and value != self.word:
-            told = f'{name} is "{self.word}" or {self.number.bounds_text()}; got {value[:60]!r}.'
-            raise ParameterError(told, parameter=name)
+            message = f'{name} must be "{self.word}" or {self.number.bounds_text()}; got {value[:60]!r}.'
+            raise ParameterError(message, parameter=name)
         return value if isinstance(value, str) else self.number.parse(name, value)
 
     def read(self, text: str) -> Any:
@@ -151,7 +151,7 @@ class WordOrNumber:
 
 @dataclass(frozen=True, slots=True)
 class TrueOrFalse:
-    """True or false."""
+    """A boolean."""
 
     example: bool = True
 
@@ -160,7 +160,7 @@ class TrueOrFalse:
 
     def parse(self, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise ParameterError(f"{name} is true or false; got {value!r}.", parameter=name)
+            raise ParameterError(f"{name} must be true or false; got {value!r}.", parameter=name)
         return value
 
     def read(self, text: str) -> Any:
@@ -172,10 +172,10 @@ class TrueOrFalse:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some names, each of which stands for a value.
+    """One of several names, each of which stands for a value.
 
-    Python may also give a value of its own, if it has all attributes that are `needed`; without any, names only.
-    `reason` is added where something else is given.
+    From Python, an object with all `needed` attributes is accepted too; if `needed` is empty, only names are. `reason`
+    is added to the error for any other value.
     """
 
     values: Mapping[str, Any]
@@ -184,12 +184,12 @@ class Choice:
 
     @staticmethod
     def of(*names: str, reason: str = "") -> Choice:
-        """Names that stand for themselves."""
+        """A choice of names that stand for themselves."""
         return Choice(dict(zip(names, names, strict=True)), reason=reason)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, in order."""
+        """All names, in order."""
         return tuple(self.values)
 
     @property
@@ -208,8 +208,8 @@ class Choice:
         if self._is_one(value) or self.name_of(value) is not None:
             return value
         reason = f" {self.reason}" if self.reason else ""
-        told = f"{name} is {str(value)[:60]!r}. {suggest_name(str(value), self.values)}{reason}"
-        raise ParameterError(told, parameter=name)
+        message = f"{name} is {str(value)[:60]!r}. {suggest_name(str(value), self.values)}{reason}"
+        raise ParameterError(message, parameter=name)
 
     def _is_one(self, value: Any) -> bool:
         if not self.needed or isinstance(value, (str, type)):
@@ -223,20 +223,20 @@ class Choice:
         return value if value is None or isinstance(value, str) else self.name_of(value) or repr(value)
 
     def name_of(self, value: Any) -> str | None:
-        """The name that stands for a value, or None."""
+        """Return the name that stands for a value, or None."""
         return next((name for name, one in self.values.items() if type(one) is type(value) and one == value), None)
 
 
 REQUIRED = object()
-"""The default of a parameter that has none."""
+"""Default of a parameter that must be given."""
 
 Steps = Annotated[int, Whole()]
-"""What a party does between two exchanges."""
+"""Local steps of a party between two exchanges."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One keyword argument of a function: its name, what it may be, and its default."""
+    """One keyword argument of a function: its name, type and default."""
 
     name: str
     kind: Kind
@@ -245,7 +245,7 @@ class Parameter:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that it may have as a value."""
+        """The names that it accepts as values."""
         return tuple(getattr(self.kind, "names", ()))
 
     @property
@@ -254,20 +254,20 @@ class Parameter:
         return self.default is REQUIRED
 
     def parse(self, value: Any) -> Any:
-        """The value, checked; None where that is allowed."""
+        """Return the checked value; None if that is allowed."""
         return None if value is None and self.allows_none else self.kind.parse(self.name, value)
 
     def read(self, text: str) -> Any:
-        """Plain data from the text of a command line."""
+        """Return plain data from command-line text."""
         return self.kind.read(text)
 
     def plain(self, value: Any) -> Any:
-        """The value as plain data for a file."""
+        """Return the value as plain data for a file."""
         return None if value is None else self.kind.plain(value)
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The keyword-only arguments of a function, as their annotations say; a bool is a Truth by itself."""
+    """Return the keyword-only arguments of a function by their annotations; `bool` needs no further annotation."""
     hints = get_type_hints(function, include_extras=True)
     signature = inspect.signature(function)
     found = {}
@@ -286,15 +286,15 @@ def _kind_of(name: str, hint: Any) -> tuple[Kind, bool]:
         if get_origin(part) is Annotated:
             kind: Kind = part.__metadata__[0]
             return kind, type(None) in (*get_args(hint), *get_args(part.__origin__))
-    raise TypeError(f"The argument {name!r} needs a kind, such as Annotated[int, Whole()]; it has {hint!r}.")
+    raise TypeError(f"The argument {name!r} needs an annotation such as Annotated[int, Whole()]; it has {hint!r}.")
 
 
 def parse_all(
     parameters: Mapping[str, Parameter], given: Mapping[str, Any], where: str, known: Collection[str] = ()
 ) -> dict[str, Any]:
-    """All that is given, checked by name; an unknown name, or a required one that is missing, is an error.
+    """Return the given values, checked by name; an unknown name or a missing required one is an error.
 
-    `known` are names that exist elsewhere, for the nearest one.
+    `known` are further names to suggest from.
     """
     for name in given:
         if name not in parameters:
@@ -307,13 +307,13 @@ def parse_all(
 
 
 def read_settings(texts: Collection[str], option: str) -> dict[str, str]:
-    """NAME=VALUE texts of a command line, by name; each once."""
+    """Parse NAME=VALUE texts of the command line; each name at most once."""
     found: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not sign or not name:
-            raise ParameterError(f"{option} takes NAME=VALUE; got {text!r}.")
+            raise ParameterError(f"{option} must have the form NAME=VALUE; got {text!r}.")
         if name in found:
             raise ParameterError(f"{option} sets {name} more than once.")
         found[name] = value.strip()
@@ -328,24 +328,24 @@ def _number(text: str, kind: type[int] | type[float]) -> Any:
 
 
 def _plain_number(value: Any) -> Any:
-    """A number of NumPy's, say, as Python's."""
+    """A number of any library as a Python number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a file; editors may have put a byte order mark before it."""
+    """Read a TOML file; a byte order mark is accepted."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}. Check the path.") from error
-    except ValueError as error:  # also of a number with thousands of digits
-        raise FormatError(f"{path} is not TOML: {error}. Correct it there.") from error
+    except ValueError as error:  # also raised for a number with thousands of digits
+        raise FormatError(f"{path} is not valid TOML: {error}. Correct that line.") from error
 
 
 def require_known_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> Mapping[str, Any]:
-    """The table itself, if it has no other keys than these."""
+    """Return the table, if all its keys are known."""
     if not isinstance(table, Mapping):
         raise ParameterError(f"{where} must be a table of settings, not {type(table).__name__}.")
     for key in table:
@@ -355,7 +355,7 @@ def require_known_keys(table: Mapping[str, Any], known: Collection[str], where: 
 
 
 def suggest_name(word: str, known: Collection[str]) -> str:
-    """Which name may be meant, and all that there are."""
+    """Suggest the name that may be meant, and list all known names."""
     if not known:
         return "There are none yet."
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.4)
@@ -364,19 +364,19 @@ def suggest_name(word: str, known: Collection[str]) -> str:
 
 
 def whole_number(name: str, value: Any, hint: str = "", least: int = 1) -> int:
-    """An integer of at least so much; True is not a number."""
+    """Return an integer of at least `least`; booleans are refused."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        told = f"{name} must be a whole number of at least {least}{hint}; got {value!r}."
-        raise ParameterError(told, parameter=name)
+        message = f"{name} must be a whole number of at least {least}{hint}; got {value!r}."
+        raise ParameterError(message, parameter=name)
     return int(value)
 
 
 def real_number(name: str, value: Any) -> float:
-    """A number; text that looks like one is none."""
+    """Return a float; text and booleans are refused."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ParameterError(f"{name} must be a number; got {value!r}.", parameter=name)
     try:
         return float(value)
     except OverflowError as error:
-        told = f"{name} must be a number below 1e308; got a whole number beyond that."
-        raise ParameterError(told, parameter=name) from error
+        message = f"{name} must be a number below 1e308; got a larger whole number."
+        raise ParameterError(message, parameter=name) from error

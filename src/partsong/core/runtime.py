@@ -1,10 +1,9 @@
 """Thread limits, graceful Ctrl-C, cached attributes and the package version.
 
-Who may use how many threads: one setting for compiled kernels and BLAS alike.
-
-A block of rows goes to each thread, in ranges that depend on sizes and the thread count alone, so that the same seed
-gives the same bytes at a fixed thread count. While such work runs, BLAS is held to one thread per call. Inside a
-worker everything is serial: parties that run in parallel do not multiply threads.
+One setting limits the threads of compiled kernels and of BLAS. Each thread gets one range of rows. The ranges depend
+only on sizes and on the number of threads, so the same seed gives the same bytes at a fixed number of threads. While
+kernels run, BLAS uses one thread per call. Inside a worker everything is serial: parties that run in parallel do not
+multiply threads.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from partsong.errors import ParameterError
 
 
 def package_version() -> str:
-    """The version that is installed; "unknown" in a source tree that was never installed."""
-    from importlib import metadata  # slow to import, and seldom needed
+    """Return the installed version; "unknown" in a source tree that was never installed."""
+    from importlib import metadata  # slow to import and rarely needed
 
     try:
         return metadata.version("partsong")
@@ -36,12 +35,12 @@ def package_version() -> str:
         return "unknown"
 
 
-ENDING = "Interrupted: waiting for the iteration or the last solve that is running. Press Ctrl-C again to stop at once."
+STOPPING = "Interrupted: finishing the current iteration or final solve. Press Ctrl-C again to stop immediately."
 
 
 @dataclass(slots=True)
 class InterruptCounter:
-    """How often Ctrl-C was pressed while it was held back."""
+    """Number of Ctrl-C presses while a graceful interrupt is active."""
 
     count: int = 0
 
@@ -51,7 +50,7 @@ _counting: list[InterruptCounter] = []
 
 
 def trigger() -> bool:
-    """Where SIGINT is ignored: an interrupt by other means, for the block that holds them; False if there is none."""
+    """Interrupt the active `graceful_interrupt` block where SIGINT is ignored; return False if there is none."""
     if not _holding:
         return False
     _holding[0](signal.SIGINT, None)
@@ -59,12 +58,11 @@ def trigger() -> bool:
 
 
 @contextmanager
-def graceful_interrupt(note: str = ENDING) -> Iterator[InterruptCounter]:
-    """Within this block the first Ctrl-C is only counted (and `note` is shown); every further one breaks off.
+def graceful_interrupt(note: str = STOPPING) -> Iterator[InterruptCounter]:
+    """Within this block the first Ctrl-C is only counted (and `note` is shown); the second raises KeyboardInterrupt.
 
-    Nothing is held where signals do not arrive (threads other than the main one) or have a handler of somebody else's.
-    Within another block of this kind it is the outer one that counts, for both. Where signals are ignored, `trigger`
-    takes their place.
+    Nothing changes in threads other than the main one, which get no signals, or where another signal handler is
+    installed. Nested blocks share the counter of the outer one. Where SIGINT is ignored, call `trigger` instead.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and _counting:
@@ -104,10 +102,10 @@ T = TypeVar("T")
 
 
 class cached_property(Generic[T]):
-    """Like functools.cached_property, which in Python 3.11 locks all instances at once.
+    """Lock-free version of functools.cached_property, which in Python 3.11 takes one lock for all instances.
 
-    There parties would wait for each other, and a process forked at that moment for ever. Two threads may both
-    compute the value; it is the same.
+    With that lock parties would wait for each other, and a process forked at that moment would wait forever. Two
+    threads may both compute the value; it is the same.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -130,7 +128,7 @@ class cached_property(Generic[T]):
 
 
 SMALL_WORK = 40_000_000
-"""Below this many floating-point operations waking a second thread costs more than it saves."""
+"""Below this many floating-point operations a second thread costs more than it saves."""
 
 _kernel_threads: ContextVar[int] = ContextVar("partsong_kernel_threads", default=1)
 _pool: ThreadPoolExecutor | None = None
@@ -143,15 +141,15 @@ _is_forked = False
 
 
 def available_threads() -> int:
-    """The threads this process may use: PARTSONG_NUM_THREADS, else the cores it is allowed to run on.
+    """Return the number of threads this process may use: PARTSONG_NUM_THREADS, else the cores it may run on.
 
-    Fewer where somebody has set a lower limit for others: OMP_NUM_THREADS and NUMBA_NUM_THREADS (as joblib does in its
-    workers), or threadpoolctl's limit on BLAS.
+    Lower limits set elsewhere apply: OMP_NUM_THREADS and NUMBA_NUM_THREADS (as joblib sets them in its workers), and
+    threadpoolctl's limit on BLAS.
     """
     wanted = os.environ.get("PARTSONG_NUM_THREADS", "").strip()
     if wanted:
         if not wanted.isdigit() or int(wanted) < 1:
-            raise ParameterError(f"PARTSONG_NUM_THREADS must be a whole number of at least 1; it is {wanted!r}.")
+            raise ParameterError(f"PARTSONG_NUM_THREADS must be a whole number of at least 1; got {wanted!r}.")
         return int(wanted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     first = (os.environ.get(name, "").split(",")[0].strip() for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"))
@@ -160,7 +158,7 @@ def available_threads() -> int:
 
 
 def _blas_threads() -> float:
-    """The least number of threads that a BLAS is set to by others; our own limit, while it holds, is none of theirs."""
+    """The lowest BLAS thread limit set from outside; our own limit does not count while it is active."""
     with _lock:
         return _outer_threads if _blas_users or _is_forked else _least_threads()
 
@@ -172,21 +170,23 @@ def _least_threads() -> float:
 
 
 def _blas() -> Any:
-    """threadpoolctl's view of the BLAS libraries that are loaded."""
+    """threadpoolctl's controller of the loaded BLAS libraries."""
     global _controller
     if _controller is None:
         from threadpoolctl import ThreadpoolController
 
-        import_module("scipy.linalg.cython_blas")  # what compiled code calls; controllers see what is loaded
+        import_module(
+            "scipy.linalg.cython_blas"
+        )  # used by compiled code; a controller sees only libraries that are loaded
         _controller = ThreadpoolController()
     return _controller
 
 
 @contextmanager
 def limit_kernel_threads(threads: int) -> Iterator[None]:
-    """Within this block kernels use `threads` threads and every BLAS call exactly one.
+    """Within this block kernels use `threads` threads, and each BLAS call uses one.
 
-    Overflow is no warning here: it shows in the objective, and ends a run as its outcome.
+    Overflow gives no warning here: it shows in the objective and becomes the outcome of the run.
     """
     import numpy as np
 
@@ -201,7 +201,7 @@ def limit_kernel_threads(threads: int) -> Iterator[None]:
 
 
 def split_range(total: int, work: float, weights: Sequence[int] | None = None) -> list[tuple[int, int]]:
-    """Contiguous ranges of 0…total, one per thread; `weights` is a running total (as in CSR) to balance instead."""
+    """Split 0…total into ranges, one per thread; balance the running total `weights` (as in CSR) if given."""
     parts = 1 if work < SMALL_WORK else max(1, min(_kernel_threads.get(), total))
     if parts == 1:
         return [(0, total)]
@@ -250,7 +250,7 @@ def _hold_blas() -> None:
 
 
 def _take_control() -> None:
-    """Newer threadpoolctl lets only the thread that first set a limit of OpenBLAS change it; others do nothing."""
+    """Work around newer threadpoolctl, in which only the first thread that set an OpenBLAS limit can change it."""
     import threadpoolctl
 
     clear = getattr(getattr(threadpoolctl, "OpenBLASController", None), "clear_controlling_thread", None)
@@ -270,7 +270,7 @@ def _release_blas() -> None:
 
 def _forget_after_fork() -> None:
     global _pool, _lock, _blas_users, _blas_limit, _is_forked
-    _is_forked = _is_forked or _blas_users > 0  # BLAS is still on the one thread that a fit of the parent set
+    _is_forked = _is_forked or _blas_users > 0  # BLAS still has the limit of one thread that a fit in the parent set
     _pool, _lock, _blas_users, _blas_limit = None, threading.Lock(), 0, None
 
 
@@ -279,12 +279,12 @@ if hasattr(os, "register_at_fork"):
 
 
 THREADS = "PARTSONG_NUM_THREADS"
-"""The variable that says how many threads all of partsong may use."""
+"""Environment variable with the number of threads that partsong may use."""
 
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Within this block all of partsong goes by this number of threads."""
+    """Within this block partsong uses at most this many threads."""
     before = os.environ.get(THREADS)
     os.environ[THREADS] = str(count)
     try:

@@ -97,17 +97,19 @@ _names: dict[type, str] = {}
 
 
 def state(name: str) -> Callable[[Class], Class]:
-    """Name a frozen dataclass or an enumeration for good; write it above `@dataclass`."""
+    """Give a frozen dataclass or an enumeration its permanent name; write the decorator above `@dataclass`."""
     if not NAME.fullmatch(name):
-        raise ParameterError(f'The name of a state is like "averaging.party"; got {name!r}.')
+        raise ParameterError(f'The name of a state must look like "averaging.party"; got {name!r}.')
 
     def register(cls: Class) -> Class:
         if not is_dataclass(cls) and not issubclass(cls, enum.Enum):
-            raise ParameterError(f"{cls.__name__} is no dataclass and no enumeration. Put @state above @dataclass.")
+            raise ParameterError(
+                f"{cls.__name__} is neither a dataclass nor an enumeration. Put @state above @dataclass."
+            )
         known = _classes.get(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ParameterError(
-                f"{name!r} names {known.__module__}.{known.__qualname__} already. Choose another name."
+                f"The name {name!r} already belongs to {known.__module__}.{known.__qualname__}. Choose another name."
             )
         _classes[name], _names[cls] = cls, name
         return cls
@@ -121,12 +123,12 @@ def name_of(cls: type) -> str | None:
 
 
 def class_of(name: str) -> type:
-    """Return the class of a name; its module is imported if need be."""
+    """Return the class with a name; its module is imported on first use."""
     if name not in _classes and name in MODULES:
         import_module(f"partsong.{MODULES[name]}")
     if name not in _classes:
         raise FormatError(
-            f"{str(name)[:60]!r} names no state of this version of partsong. Use the version that wrote it, or import "
-            "your own module that defines it."
+            f"This version of partsong has no state {str(name)[:60]!r}. Use the version that wrote it, or import the "
+            "module of yours that defines it."
         )
     return _classes[name]

@@ -1,10 +1,10 @@
-"""Named random streams: the same name gives the same numbers, whoever asks and in whatever order.
+"""Named random streams: the same seed and names always give the same numbers, in any call order.
 
     stream(seed, "start", "hospital-3", 7)
 
-is keyed by a hash of the seed and the names, so that nothing depends on the number of parties or on call order,
-and no generator is ever stored in a state. `shared` streams are keyed by the public seed of a Layout; a party's
-`private` ones by the secret in its Shard.
+A stream is keyed by a hash of the seed and the names. Nothing depends on the number of parties or on call order, and no
+generator is stored in a state. Shared streams are keyed by the public seed of a Layout, private streams of a party by
+the secret in its Shard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Name = str | int
 
 
 def key(seed: int, *names: Name) -> int:
-    """A 128-bit key of seed and names; distinct name lists never collide by concatenation."""
+    """Return a 128-bit key of a seed and names; distinct name lists never collide by concatenation."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (seed, *names):
         text = f"{type(part).__name__}:{part}".encode()
@@ -27,10 +27,10 @@ def key(seed: int, *names: Name) -> int:
 
 
 def stream(seed: int, *names: Name) -> np.random.Generator:
-    """A counter-based generator (Philox) for one purpose."""
+    """Return a counter-based generator (Philox) for one purpose."""
     return np.random.Generator(np.random.Philox(key=key(seed, *names)))
 
 
 def fresh_seed() -> int:
-    """A seed nobody knows, from the operating system."""
+    """Return an unpredictable seed from the operating system."""
     return secrets.randbits(63)

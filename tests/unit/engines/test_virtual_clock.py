@@ -469,5 +469,5 @@ def test_states_travel_without_loss():
         forged = bytes(encode(WorkItem(Message({}), 0))).replace(
             b'"asynchronous.work-item"', f'"{foreign}"'.ljust(24).encode()
         )
-        with pytest.raises(FormatError, match="names no state"):
+        with pytest.raises(FormatError, match="has no state"):
             decode(forged)

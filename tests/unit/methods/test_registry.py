@@ -199,7 +199,7 @@ def test_options_reach_the_program_through_the_estimator_and_survive_a_clone_and
     [
         ({"method": "fedavg", "method_options": {"wieghted": False}}, "Did you mean 'weighted'"),
         ({"method": "fedavg", "method_options": {"rho": 2}}, "rho is for asyn-sd, asyn-ssd-v; the method is 'fedavg'"),
-        ({"method": "fedavg", "method_options": {"weighted": 1}}, "weighted is true or false"),
+        ({"method": "fedavg", "method_options": {"weighted": 1}}, "weighted must be true or false"),
         ({"method": "fedavg", "method_options": "weighted"}, "method_options must be a mapping"),
         ({"method": "fedavg", "local_steps": 3, "method_options": {"local_steps": 4}}, "local_steps: give it once"),
         ({"method": "dsanls"}, "is for ranks; between parties there are"),
@@ -279,7 +279,7 @@ class TestParameters:
             ({"needed": "a", "share": "0.5"}, "share must be a number"),
             ({"needed": "a", "most": 1}, "most must be a whole number of at least 2"),
             ({"needed": "a", "most": 2.0}, "most must be a whole number"),
-            ({"needed": "a", "is_so": 1}, "is_so is true or false"),
+            ({"needed": "a", "is_so": 1}, "is_so must be true or false"),
             ({"needed": "c"}, "needed is 'c'. .*Known are: a, b"),
             ({"needed": ["a"]}, "needed is"),
             ({"needed": "a", "rule": CoordinateDescent}, "rule is"),
