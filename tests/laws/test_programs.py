@@ -333,7 +333,7 @@ def test_schedules_name_parties_that_are_there():
         with pytest.raises(ParameterError, match="not there: p9"):
             next(Sequential().run(build("exact", 4, local_steps=5), shards, schedule, reduction=PlainReduction()))
     everyone = Schedule(1, dropouts={0: {"p00": 0, "p01": 0}})
-    with pytest.raises(PartyError, match="Nobody was heard in round 0"):
+    with pytest.raises(PartyError, match="No upload arrived in round 0"):
         next(Sequential().run(build("exact", 4, local_steps=5), shards, everyone, reduction=PlainReduction()))
 
 

@@ -1,1 +1,1 @@
-"""Many uploads to one."""
+"""Combine the uploads of many parties into one aggregate."""

@@ -1,4 +1,4 @@
-"""Alignments: which row of one factor corresponds to which row of another (assignment, nearest, softmax, Sinkhorn)."""
+"""Alignment of the rows of two factors: assignment, nearest, softmax, Sinkhorn."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from partsong.kernels.transport import NEGLIGIBLE, scale
 
 ALMOST_ONE = 1.0 - 1e-12
 LEAST, MOST = 2.0**-250, 2.0**250
-"""Factors whose largest entry lies between these have sums of squares in float64 as they are."""
+"""If the largest entry of a factor lies between these, its sums of squares fit float64 without rescaling."""
 DEEPEST = -1000
-"""The lowest power of two that is brought up to 1: the factor that does so for lower ones is not finite."""
+"""The lowest power of two that is rescaled to 1: for lower ones the scale would not be finite."""
 
 UNMATCHED = -1
 
 
 def gains(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
-    """c·⟨x_a, y_b⟩ with one c > 0, a power of two at which the sums are finite whatever the factors.
+    """c·⟨x_a, y_b⟩ with one c > 0, a power of two for which the sums are finite for all factors.
 
-    In float64, as rows that are nearly the same differ in digits that the sums do not have in float32.
+    In float64, because nearly equal rows differ only in digits that float32 sums do not have.
     """
     X, Y = (_at_norm_one(F) if unit else _times(F, _scale(F)) for F in _numbers(target, source))
     return np.asarray(X @ Y.T)
 
 
 def squared_distances(target: Array, source: Array) -> np.ndarray:
-    """‖x_a − y_b‖² (k × k), infinite where float64 does not reach."""
+    """‖x_a − y_b‖² (k × k); infinite where float64 overflows."""
     X, Y = _numbers(target, source)
     scale = _scale(X, Y)
     with np.errstate(over="ignore"):
@@ -42,7 +42,7 @@ def squared_distances(target: Array, source: Array) -> np.ndarray:
 
 
 def costs(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
-    """c·‖x_a − y_b‖² with one c > 0, a power of two at which the sums are finite whatever the factors."""
+    """c·‖x_a − y_b‖² with one c > 0, a power of two for which the sums are finite for all factors."""
     X, Y = _numbers(target, source)
     if unit:
         return _distances(_at_norm_one(X), _at_norm_one(Y))
@@ -51,7 +51,7 @@ def costs(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
 
 
 def correlations(target: Array, source: Array) -> np.ndarray:
-    """Pearson's r of rows over the features (k × k); constant rows correlate with nothing: r = 0."""
+    """Pearson's r of rows over the features (k × k); r = 0 for constant rows."""
     X, Y = (_standardised(F) for F in _numbers(target, source))
     return np.asarray(np.clip(X @ Y.T, -ALMOST_ONE, ALMOST_ONE))
 
@@ -59,11 +59,11 @@ def correlations(target: Array, source: Array) -> np.ndarray:
 def significance_threshold(n_features: int, level: float) -> float:
     """The correlation above which Fisher's z = atanh(r)·√(m−3) exceeds Φ⁻¹(1 − level): one-sided, against ρ = 0.
 
-    At 784 features and 5 % that is 0.059: the test discards pairs that have practically nothing in common. Up to three
-    features nothing can be tested, and any positive correlation counts.
+    With 784 features and a level of 5 % it is 0.059: the test discards nearly uncorrelated pairs. With up to three
+    features no test is possible, and any positive correlation counts as significant.
     """
     if not 0 < level < 1:
-        raise ParameterError(f"A level of significance lies between 0 and 1; got {level}.")
+        raise ParameterError(f"level must be above 0 and below 1; got {level}.")
     if n_features <= 3:
         return 0.0
     return float(np.tanh(NormalDist().inv_cdf(1 - level) / np.sqrt(n_features - 3)))
@@ -79,7 +79,7 @@ def _distances(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
 
 
 def _scale(*factors: np.ndarray) -> float:
-    """1, or the power of two that the factors need for their squares to stay in float64."""
+    """1, or the power of two by which the factors are scaled so that their squares fit float64."""
     largest = max(_largest(factor) for factor in factors)
     return 1.0 if largest == 0 or LEAST < largest < MOST else float(_to_one(largest))
 
@@ -94,12 +94,12 @@ def _largest(values: np.ndarray) -> float:
 
 
 def _to_one(largest: Any) -> Any:
-    """The power of two that brings a number, or each of several, to between ½ and 1."""
+    """The power of two that scales a number (or each of several) to between ½ and 1."""
     return np.ldexp(1.0, -np.maximum(np.frexp(largest)[1], DEEPEST))
 
 
 def _rows_at_one(values: np.ndarray) -> np.ndarray:
-    """Every row with its largest entry between ½ and 1."""
+    """Scale every row so that its largest entry is between ½ and 1."""
     return values * _to_one(np.abs(values).max(axis=1, keepdims=True, initial=0.0))
 
 
@@ -119,13 +119,13 @@ def _standardised(factor: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matching:
-    """A partial permutation: row a of the target belongs to row partners[a] of the source, or to none (−1)."""
+    """A partial permutation: row a of the target matches row partners[a] of the source, or none (−1)."""
 
     partners: np.ndarray
 
     @staticmethod
     def identity(k: int) -> Matching:
-        """Every row to itself."""
+        """Match every row with itself."""
         return Matching(np.arange(k))
 
     @property
@@ -137,7 +137,7 @@ class Matching:
 
     @property
     def weights(self) -> np.ndarray:
-        """P·1: one for rows with a partner, zero for the others."""
+        """P·1: one for matched rows, zero for the others."""
         return (self.partners != UNMATCHED).astype(np.float64)
 
     @property
@@ -145,7 +145,7 @@ class Matching:
         return bool((self.partners != UNMATCHED).all())
 
     def apply(self, source: Array) -> Array:
-        """P·source (k × m), by copying rows: no number is changed."""
+        """P·source (k × m), by copying rows: no value changes."""
         moved = source[_index(source, np.maximum(self.partners, 0))]
         alone = self.partners == UNMATCHED
         if alone.any():
@@ -159,7 +159,7 @@ class Matching:
         return Matching(back)
 
     def after(self, first: Plan) -> Plan:
-        """P·Q, where Q = `first` is applied before."""
+        """P·Q, where Q = `first` is applied first."""
         if not isinstance(first, Matching):
             return SoftPlan(self.matrix @ first.matrix)
         partners = np.where(self.partners == UNMATCHED, UNMATCHED, first.partners[np.maximum(self.partners, 0)])
@@ -168,7 +168,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftPlan:
-    """A soft plan: row a of the target is a mixture of rows of the source, with weights that add up to at most 1."""
+    """A soft plan: row a of the target is a mixture of source rows with weights that sum to at most 1."""
 
     matrix: np.ndarray
 
@@ -179,7 +179,7 @@ class SoftPlan:
 
     @property
     def is_permutation(self) -> bool:
-        """Whether every row and column is a single one."""
+        """Whether every row and every column contains exactly one 1."""
         P = self.matrix
         return bool(np.isin(P, (0.0, 1.0)).all() and (P.sum(axis=0) == 1).all() and (P.sum(axis=1) == 1).all())
 
@@ -188,34 +188,34 @@ class SoftPlan:
         return kernels.of(source).cast(self.matrix, source) @ source
 
     def transposed(self) -> SoftPlan:
-        """Pᵀ: mass sent back the way it came; its rows need not add up to 1."""
+        """Pᵀ, the reverse transport; its rows need not sum to 1."""
         return SoftPlan(self.matrix.T)
 
     def after(self, first: Plan) -> Plan:
-        """P·Q, where Q = `first` is applied before."""
+        """P·Q, where Q = `first` is applied first."""
         return SoftPlan(self.matrix @ first.matrix)
 
 
 def are_equal(one: Plan, other: Plan) -> bool:
-    """Whether two plans are equal, entry by entry."""
+    """Whether two plans are equal entry by entry."""
     if isinstance(one, Matching) and isinstance(other, Matching):
         return np.array_equal(one.partners, other.partners)
     return np.array_equal(one.matrix, other.matrix)
 
 
 def is_soft(plan: Plan) -> bool:
-    """Whether some row is a mixture."""
+    """Whether any row is a mixture."""
     return not isinstance(plan, Matching) and bool(((plan.matrix > 0) & (plan.matrix < 1)).any())
 
 
 def orthogonality_gap(plan: Plan) -> float:
-    """‖PᵀP − I‖: zero for permutations alone."""
+    """‖PᵀP − I‖: zero only for permutations."""
     P = plan.matrix
     return float(np.linalg.norm(P.T @ P - np.eye(len(P))))
 
 
 def _index(source: Array, rows: np.ndarray) -> Any:
-    """Row numbers in the kind that `source` is indexed by."""
+    """Row indices in the array type of `source`."""
     if isinstance(source, np.ndarray):
         return rows
     import torch
@@ -225,7 +225,7 @@ def _index(source: Array, rows: np.ndarray) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """By position: row a belongs to row a."""
+    """By position: row a matches row a."""
 
     is_partial: ClassVar[bool] = False
 
@@ -237,7 +237,7 @@ class Identity:
 class Assignment:
     """The permutation that minimises ½‖target − P·source‖²: maximise ⟨P, target·sourceᵀ⟩ (LAP, D₁).
 
-    With `unit` rows are compared at norm 1, so that components match by direction whatever their scale.
+    With `unit`, rows are compared at norm 1, so components match by direction regardless of scale.
     O(k²m + k³), by scipy.optimize.linear_sum_assignment.
     """
 
@@ -253,10 +253,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class PartialAssignment:
-    """Assignment by correlation in which rows without a significant partner stay alone (LAP_ρ, D₂).
+    """Assignment by correlation; rows without a significantly correlated partner stay unmatched (LAP_ρ, D₂).
 
-    Costs are 1 − r_ab, and infinite where r_ab is not significantly above zero (`likeness.least_significant`); every
-    row may instead take a place of its own at the largest finite cost. `bonferroni` divides the level by k².
+    Costs are 1 − r_ab, and infinite if r_ab is not significantly above zero (`significance_threshold`). Staying
+    unmatched costs the largest finite cost. `bonferroni` divides the level by k².
     """
 
     is_partial: ClassVar[bool] = True
@@ -264,7 +264,7 @@ class PartialAssignment:
     bonferroni: bool = False
 
     def plan(self, target: Array, source: Array) -> Matching:
-        """P of zeros and ones with at most one of them in every row and column."""
+        """P of zeros and ones with at most one 1 in every row and column."""
         from scipy.optimize import linear_sum_assignment
 
         r = correlations(target, source)
@@ -282,13 +282,13 @@ class PartialAssignment:
 
 
 def significant(r: np.ndarray, n_features: int, level: float, bonferroni: bool) -> np.ndarray:
-    """Which correlations are significantly above zero."""
+    """Boolean array: which correlations are significantly above zero."""
     return r > significance_threshold(n_features, level / r.size if bonferroni else level)
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Every row is the mean of its `neighbours` nearest rows of the source; several rows may choose the same."""
+    """Every row is the mean of its `neighbours` nearest source rows; several rows may share a neighbour."""
 
     is_partial: ClassVar[bool] = False
     neighbours: int = 1
@@ -296,10 +296,10 @@ class Nearest:
 
     def __post_init__(self) -> None:
         if self.neighbours < 1:
-            raise ParameterError(f"Nearest needs at least one neighbour; got {self.neighbours}.")
+            raise ParameterError(f"neighbours must be at least 1; got {self.neighbours}.")
 
     def plan(self, target: Array, source: Array) -> SoftPlan:
-        """P with rows that sum to 1; of equal distances the first row is taken."""
+        """P with rows that sum to 1; ties go to the first row."""
         cost = costs(target, source, unit=self.unit)
         count = min(self.neighbours, len(cost))
         chosen = np.argsort(cost, axis=1, kind="stable")[:, :count]
@@ -310,7 +310,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class SoftMax:
-    """P_ab ∝ exp(−‖x_a − y_b‖²/ε), ε = blur · mean distance: what Sinkhorn is with the row constraint alone."""
+    """P_ab ∝ exp(−‖x_a − y_b‖²/ε), ε = blur · mean distance: Sinkhorn with only the row constraint."""
 
     is_partial: ClassVar[bool] = False
     blur: float = 0.05
@@ -318,7 +318,7 @@ class SoftMax:
 
     def __post_init__(self) -> None:
         if not self.blur > 0:
-            raise ParameterError(f"SoftMax needs blur > 0; got {self.blur}.")
+            raise ParameterError(f"blur must be above 0; got {self.blur}.")
 
     def plan(self, target: Array, source: Array) -> SoftPlan:
         cost = costs(target, source, unit=self.unit)
@@ -331,9 +331,9 @@ class SoftMax:
 class Sinkhorn:
     """min over T ≥ 0 of ⟨T, C⟩ − ε·H(T), T1 = Tᵀ1 = 1/k, with C_ab = ‖x_a − y_b‖² and ε = blur · mean(C) (SK, D₃).
 
-    P = k·T with rows brought to sum 1. (D₃ as printed is a quadratic program that projects every row on the hull of
-    the others; Sinkhorn solves this linear one, as the paper does.) `iterations` end earlier once the marginals are
-    right to `tolerance` of all mass; at 10⁻³ the P·H of uploads (50 × 784) is right to less than 10⁻³.
+    P = k·T with rows normalized to sum 1. (D₃ as printed is a quadratic program that projects every row on the hull of
+    the others; Sinkhorn solves this linear one, as the paper does.) Iterations stop early once the error of the
+    marginals is below `tolerance` of the total mass; with 10⁻³, P·H of uploads (50 × 784) has an error below 10⁻³.
     """
 
     is_partial: ClassVar[bool] = False
@@ -355,10 +355,9 @@ class Sinkhorn:
 
 @dataclass(frozen=True, slots=True)
 class PartialSinkhorn:
-    """Sinkhorn on 1 − r_ab in which insignificant pairs are forbidden and mass may stay at home (SK_ρ).
+    """Sinkhorn on 1 − r_ab in which insignificant pairs are forbidden and mass may stay unmatched (SK_ρ).
 
-    A row and a column are added that take what finds no partner, at the largest finite cost; rows of P sum to the
-    share of their mass that did.
+    An extra row and column take the unmatched mass at the largest finite cost; rows of P sum to their matched share.
     """
 
     is_partial: ClassVar[bool] = True
@@ -390,10 +389,10 @@ class PartialSinkhorn:
 def entropic_plan(
     cost: np.ndarray, rows: np.ndarray, columns: np.ndarray, blur: float, iterations: int, tolerance: float
 ) -> np.ndarray:
-    """T = exp((f_a + g_b − C_ab)/ε) with the marginals given; column sums are exact, row sums to `tolerance`.
+    """T = exp((f_a + g_b − C_ab)/ε) with given marginals; column sums are exact, row sums within `tolerance`.
 
-    Steps scale a kernel by factors, which is cheap. Where these become extreme, they are absorbed, and a step in the
-    log domain, which cannot overflow, makes the next kernel.
+    Each step scales a kernel by factors, which is cheap. When the factors become extreme they are absorbed: a step in
+    the log domain, which cannot overflow, computes the next kernel.
     """
     scores = np.asarray(cost, np.float64) / -blur
     f, g, left = -_top(scores, 1)[:, 0], np.zeros(len(columns)), iterations
@@ -421,7 +420,7 @@ def _top(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _typical(cost: np.ndarray) -> float:
-    """The mean cost, or 1 where all components are the same."""
+    """The mean cost, or 1 if all components are equal."""
     return float(cost.mean()) or 1.0
 
 
@@ -442,4 +441,4 @@ ALIGNMENTS = Choice(
     },
     needed=("plan",),
 )
-"""Which component of a party is which of the model's."""
+"""Alignments of a party's components with the model's, by name."""

@@ -1,4 +1,4 @@
-"""Barycenters: the matrix that is nearest to many whose rows come in different orders, by alignment or clustering."""
+"""Barycenters of matrices whose rows are in different orders: by alignment or by clustering."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from partsong.core.streams import stream
 from partsong.errors import ParameterError
 
 ROUNDING = 8.0
-"""A sweep that moves H̄ by less than this many units in the last place of its size has moved nothing."""
+"""A sweep that moves H̄ by less than this many units in the last place has converged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Barycenter:
-    """H̄ (k × m), a plan for every matrix (P_j H_j lies in the order of H̄), and the loss of each sweep.
+    """H̄ (k × m), a plan for every matrix (P_j H_j has the row order of H̄), and the loss of each sweep.
 
-    loss = Σ_j w_j ½‖H̄ − P_j H_j‖² over the rows that have a partner, with weights that add up to 1.
+    loss = Σ_j w_j ½‖H̄ − P_j H_j‖² over the matched rows, with weights that sum to 1.
     """
 
     H: Array
@@ -33,7 +33,7 @@ class Barycenter:
 
 @dataclass(frozen=True, slots=True)
 class FromMean:
-    """Start from the average by position, as the FNMF paper does."""
+    """Start from the mean by position, as the FNMF paper does."""
 
     def choose(self, matrices: Sequence[Array], weights: np.ndarray, previous: Array | None, align: Alignment) -> Array:
         """Σ_j w_j H_j."""
@@ -42,7 +42,7 @@ class FromMean:
 
 @dataclass(frozen=True, slots=True)
 class FromMedoid:
-    """Start from the matrix that is nearest to all others after alignment, out of `candidates` spread over them."""
+    """Start from the matrix nearest to all others after alignment, among `candidates` evenly spaced ones."""
 
     candidates: int = 8
 
@@ -56,7 +56,7 @@ class FromMedoid:
 
 @dataclass(frozen=True, slots=True)
 class FromPrevious:
-    """Start from the model that the parties were sent; before there is one, from `otherwise`."""
+    """Start from the model that was sent to the parties; without one, from `otherwise`."""
 
     otherwise: FromMean | FromMedoid = FromMedoid()
 
@@ -66,15 +66,14 @@ class FromPrevious:
 
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
-    """P_j ← align(H̄, H_j), H̄ ← mean_j P_j H_j, by turns (Dalleiger & Gionis, 2025, Alg. 1).
+    """P_j ← align(H̄, H_j), H̄ ← mean_j P_j H_j, alternately (Dalleiger & Gionis, 2025, Alg. 1).
 
-    For assignments each half-step is exact, so that the loss never rises. Rows without partners in any matrix keep
-    their values; partners are counted row by row. Ends once no plan changes, which needs no further mean, or once new
-    ones are no better: equal components may be told apart by rounding. Soft plans always change a little: with those it
-    ends once a sweep moves H̄ by less than `tol` of how far it has come from its start, and by less than the spread
-    √(2·loss) of what it is the mean of. Without the latter, copies in two orders would stay at their mean: a saddle,
-    which is left in small moves that grow. With a bound much below it, H̄ of unlike uploads goes on until its rows are
-    all the same.
+    For assignments each half-step is exact, so the loss never rises. Rows unmatched in every matrix keep their values;
+    matches are counted row by row. The iteration stops when no plan changes, or when new plans are no better: rounding
+    may decide between equal components. Soft plans always change a little. For them it stops when a sweep moves H̄ by
+    less than `tol` times its distance from the start, and by less than the spread √(2·loss) around it. Without the
+    second condition, copies in two orders would stay at their mean, a saddle point that is left in small, growing
+    moves. With a much lower bound, H̄ of dissimilar uploads continues until all its rows are equal.
     """
 
     align: Alignment = Assignment()
@@ -85,10 +84,10 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         if self.sweeps < 1 or self.tol < 0:
-            raise ParameterError(f"A barycenter needs sweeps ≥ 1 and tol ≥ 0; got {self}.")
+            raise ParameterError(f"FixedPoint needs sweeps ≥ 1 and tol ≥ 0; got {self}.")
 
     def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
-        """The barycenter of matrices (each k × m)."""
+        """Return the barycenter of matrices (each k × m)."""
         shares = _shares(weights, self.weighted)
         H = start = self.start.choose(matrices, shares, previous, self.align)
         plans: tuple[Plan, ...] = ()
@@ -113,13 +112,13 @@ class FixedPoint:
         return move <= max(nothing, min(self.tol * way, float(np.sqrt(2 * loss))))
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        """Of uploads H_j (k × m) in name order."""
+        """Aggregate uploads H_j (k × m) in name order."""
         return _aggregate(self, uploads, model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Node:
-    """A merged group: its barycenter, what has gone into each row of it, Σ_j w_j (P_j 1), and its members' plans."""
+    """A merged group: its barycenter, the total weight Σ_j w_j (P_j 1) of each row, and its members' plans."""
 
     H: Array
     weights: np.ndarray
@@ -127,11 +126,11 @@ class _Node:
 
     @staticmethod
     def leaf(j: int, H: Array, weight: float) -> _Node:
-        """Matrix j alone."""
+        """A group of matrix j only."""
         return _Node(H, np.full(len(H), float(weight)), {j: Matching.identity(len(H))})
 
     def merged(self, other: _Node, align: Alignment) -> _Node:
-        """Both groups, in the order of this one: Σ_j w_j P_j H_j over Σ_j w_j (P_j 1), row by row, with P after P_j."""
+        """Merge both groups in the order of this one: row by row Σ_j w_j P_j H_j / Σ_j w_j (P_j 1)."""
         plan, on = align.plan(self.H, other.H), kernels.of(self.H)
         mine, theirs = (on.cast(node.weights[:, None], self.H) for node in (self, other))
         weights = self.weights + plan.matrix @ other.weights
@@ -140,7 +139,7 @@ class _Node:
         return _Node(_divided(total, weights, self.H), weights, plans)
 
     def barycenter(self, matrices: Sequence[Array], shares: np.ndarray) -> Barycenter:
-        """Of all matrices, which this group is."""
+        """The barycenter of all matrices, if this group has merged them all."""
         plans = tuple(self.plans[j] for j in range(len(matrices)))
         return Barycenter(self.H, plans, (loss_of(self.H, matrices, plans, shares),))
 
@@ -148,9 +147,9 @@ class _Node:
 @dataclass(frozen=True, slots=True)
 class Streaming:
     """One pass: row l of H̄ ← (v_l H̄ + w_j P H_j)_l / (v_l + w_j (P 1)_l) with P = align(H̄, H_j), in the best of a few
-    random orders; v_l = Σ_i w_i (P_i 1)_l is what has gone into the row so far.
+    random orders; v_l = Σ_i w_i (P_i 1)_l is the weight of the row so far.
 
-    Usable while uploads arrive. (Ours for the paper's Alg. 3, whose text is not printed.)
+    Usable while uploads arrive. (Our version of the paper's Alg. 3, whose text is not printed.)
     """
 
     align: Alignment = Assignment()
@@ -160,10 +159,10 @@ class Streaming:
 
     def __post_init__(self) -> None:
         if self.orders < 1:
-            raise ParameterError(f"Streaming needs at least one order; got {self.orders}.")
+            raise ParameterError(f"orders must be at least 1; got {self.orders}.")
 
     def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
-        """The barycenter of matrices (each k × m)."""
+        """Return the barycenter of matrices (each k × m)."""
         shares = _shares(weights, self.weighted)
         draw = stream(self.seed, "barycenter", "orders")
         passes = [self._pass(matrices, shares, draw.permutation(len(matrices))) for _ in range(self.orders)]
@@ -177,7 +176,7 @@ class Streaming:
         return found.barycenter(matrices, shares)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        """Of uploads H_j (k × m) in name order."""
+        """Aggregate uploads H_j (k × m) in name order."""
         return _aggregate(self, uploads, model)
 
 
@@ -185,17 +184,17 @@ class Streaming:
 class Hierarchical:
     """A balanced tree: neighbours are merged with P = align(A, B), level by level.
 
-        row l of the merged ← (v_A A + P (v_B B))_l / (v_A + P v_B)_l,   v: what has gone into each row, Σ_j w_j (P_j 1)
+        row l of the merged ← (v_A A + P (v_B B))_l / (v_A + P v_B)_l,   v: the weight of each row, Σ_j w_j (P_j 1)
 
-    Plans are composed down to the leaves; sub-servers can merge their own. (Ours for the paper's Alg. 4, whose text is
-    not printed.)
+    Plans are composed down to the leaves; sub-servers can merge their own parties. (Our version of the paper's Alg. 4,
+    whose text is not printed.)
     """
 
     align: Alignment = Assignment()
     weighted: bool = False
 
     def solve(self, matrices: Sequence[Array], weights: Sequence[float], previous: Array | None = None) -> Barycenter:
-        """The barycenter of matrices (each k × m)."""
+        """Return the barycenter of matrices (each k × m)."""
         shares = _shares(weights, self.weighted)
         level = [_Node.leaf(j, H, shares[j]) for j, H in enumerate(matrices)]
         while len(level) > 1:
@@ -205,22 +204,22 @@ class Hierarchical:
         return root.barycenter(matrices, shares)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        """Of uploads H_j (k × m) in name order."""
+        """Aggregate uploads H_j (k × m) in name order."""
         return _aggregate(self, uploads, model)
 
 
 def average(matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray, fallback: Array) -> Array:
-    """Row l: Σ_j w_j (P_j H_j)_l / Σ_j w_j (P_j 1)_l, or the fallback's where nobody has such a row."""
+    """Row l: Σ_j w_j (P_j H_j)_l / Σ_j w_j (P_j 1)_l, or the row of `fallback` if no matrix has one."""
     return _mean((plan.apply(H) for H, plan in zip(matrices, plans, strict=True)), plans, weights, fallback)
 
 
 def loss_of(H: Array, matrices: Sequence[Array], plans: Sequence[Plan], weights: np.ndarray) -> float:
-    """Σ_j w_j ½‖H − P_j H_j‖² over the rows that have a partner."""
+    """Σ_j w_j ½‖H − P_j H_j‖² over the matched rows."""
     return _loss(H, (plan.apply(one) for one, plan in zip(matrices, plans, strict=True)), plans, weights)
 
 
 def _plans(align: Alignment, H: Array, matrices: Sequence[Array]) -> tuple[Plan, ...]:
-    """A plan from each matrix to H, which is brought to the numbers and the memory order of products once for all."""
+    """A plan from each matrix to H; H is converted to float64 and the memory order of products once."""
     on = kernels.of(H)
     target = np.asarray(on.to_numpy(on.rows_of(H)), np.float64).T
     return tuple(align.plan(target, one) for one in matrices)
@@ -239,7 +238,7 @@ def _mean(moved: Iterable[Array], plans: Sequence[Plan], weights: np.ndarray, fa
 
 
 def _divided(total: Array, counts: np.ndarray, fallback: Array) -> Array:
-    """Sums of rows by what has gone into each, or the fallback's row where nothing has."""
+    """Divide sums of rows by their weights; rows of weight zero come from `fallback`."""
     mean = total / kernels.of(fallback).cast(np.where(counts > 0, counts, 1.0)[:, None], fallback)
     for row in np.flatnonzero(counts <= 0).tolist():
         mean[row] = fallback[row]
@@ -269,14 +268,14 @@ def _in_the_type_of(example: Array, H: Array) -> Array:
 
 
 def _shares(weights: Sequence[float], weighted: bool) -> np.ndarray:
-    """Weights that add up to 1; equal ones where they do not count."""
+    """Normalized weights; equal ones unless `weighted`."""
     values = np.asarray(weights, np.float64) if weighted else np.ones(len(weights))
     total = sum(values.tolist())
     if not ((values >= 0).all() and 0 < total < np.inf):
         raise ParameterError(
-            "Weights of a barycenter must be finite, zero or more, and have a positive sum; got "
-            f"{', '.join(f'{value:g}' for value in values[:5])}{', …' if len(values) > 5 else ''}. Give each matrix "
-            "its number of rows, say, or use weighted=False."
+            "Weights of a barycenter must be finite and non-negative, with a positive sum; got "
+            f"{', '.join(f'{value:g}' for value in values[:5])}{', …' if len(values) > 5 else ''}. Use the number of "
+            "rows behind each matrix, or weighted=False."
         )
     return values / total
 
@@ -291,9 +290,9 @@ def _size(A: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KMeans:
-    """The k centres of Lloyd's iteration on the c·k stacked rows, started by k-means++ (Arthur & Vassilvitskii, 2007).
+    """The k centres of Lloyd's algorithm on the c·k stacked rows, with k-means++ (Arthur & Vassilvitskii, 2007).
 
-    Rows of one matrix may fall into the same cluster: it is no alignment.
+    Rows of one matrix may fall into the same cluster: this is not an alignment.
     """
 
     iterations: int = 100
@@ -301,10 +300,10 @@ class KMeans:
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
-            raise ParameterError(f"KMeans needs at least one iteration; got {self.iterations}.")
+            raise ParameterError(f"iterations must be at least 1; got {self.iterations}.")
 
     def solve(self, matrices: Sequence[Array]) -> np.ndarray:
-        """Centres (k × m) of the rows of matrices (each k × m)."""
+        """Return the centres (k × m) of the rows of matrices (each k × m)."""
         (rows, power), k = _stacked(matrices), len(matrices[0])
         centres = _spread_out(rows, k, stream(self.seed, "barycenter", "k-means"))
         owner = np.full(len(rows), -1)
@@ -335,7 +334,7 @@ class FuzzyCMeans:
             raise ParameterError(f"FuzzyCMeans needs iterations ≥ 1 and tol ≥ 0; got {self}.")
 
     def solve(self, matrices: Sequence[Array]) -> np.ndarray:
-        """Centres (k × m) of the rows of matrices (each k × m)."""
+        """Return the centres (k × m) of the rows of matrices (each k × m)."""
         (rows, power), k = _stacked(matrices), len(matrices[0])
         centres = _spread_out(rows, k, stream(self.seed, "barycenter", "fuzzy"))
         floor = 1e-12 * float(np.square(rows).mean(axis=0).sum() or 1.0)
@@ -352,7 +351,7 @@ class FuzzyCMeans:
 
 
 def _spread_out(rows: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarray:
-    """k rows, each drawn in proportion to its squared distance from those before."""
+    """Draw k rows, each with probability proportional to its squared distance from those before."""
     chosen = [int(draw.integers(len(rows)))]
     distance = squared_distances(rows, rows[chosen])[:, 0]
     for _ in range(1, k):
@@ -364,7 +363,7 @@ def _spread_out(rows: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarr
 
 
 def _stacked(matrices: Sequence[Array]) -> tuple[np.ndarray, int]:
-    """All rows over 2^power, of which the largest entry is less than 1, so that squares stay in float64; and power."""
+    """All rows divided by 2^power, so that entries are below 1 and squares fit float64; and power."""
     rows = np.vstack([np.asarray(kernels.of(H).to_numpy(H), np.float64) for H in matrices])
     power = math.frexp(float(np.abs(rows).max(initial=0.0)))[1]
     return np.ldexp(rows, -power), power
@@ -384,4 +383,4 @@ BARYCENTERS = Choice(
         "fuzzy-c-means": FuzzyCMeans,
     }
 )
-"""Classes of aggregations; clusters take no alignment."""
+"""Aggregation classes by name; clusterings take no alignment."""

@@ -1,4 +1,4 @@
-"""Aggregations that are sums in disguise."""
+"""Aggregations that can be computed from a sum: sum, means, aligned means, disjoint blocks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from partsong.errors import PartyError
 
 
 def add(a: Message, b: Message) -> Message:
-    """The sum of two messages, array by array; weights add up too."""
-    sums = {name: (array + b[name])[...] for name, array in a.arrays.items()}  # of 0-d arrays NumPy makes a number
+    """Add two messages array by array; weights are added too."""
+    sums = {
+        name: (array + b[name])[...] for name, array in a.arrays.items()
+    }  # keep 0-d arrays, which NumPy turns into numbers
     return Message(sums, a.weight + b.weight)
 
 
 def sum_uploads(aggregation: Reducible, uploads: Sequence[Message]) -> Message:
-    """lower(Σ lift(upload)), summed in the order given."""
+    """lower(Σ lift(upload)), summed in the given order."""
     return aggregation.lower(reduce(add, map(aggregation.lift, uploads)))
 
 
 class Summing:
-    """lower(Σ lift(upload)); by itself the plain sum."""
+    """lower(Σ lift(upload)); by default the plain sum."""
 
     __slots__ = ()
 
@@ -59,7 +61,7 @@ class Mean(Summing):
 
 @dataclass(frozen=True, slots=True)
 class WeightedMean(Summing):
-    """Σ_p n_p upload_p / Σ_p n_p, with the weight each message carries (its number of rows)."""
+    """Σ_p n_p upload_p / Σ_p n_p, with the weight of each message (its number of rows)."""
 
     def lift(self, upload: Message) -> Message:
         """x ↦ (n·x, n)."""
@@ -72,9 +74,9 @@ class WeightedMean(Summing):
 
 @dataclass(frozen=True, slots=True)
 class AlignedMean(Summing):
-    """Row l: Σ_p w_p (P_p H_p)_l / Σ_p w_p (P_p 1)_l, from uploads that are aligned already; w_p = n_p if `weighted`.
+    """Row l: Σ_p w_p (P_p H_p)_l / Σ_p w_p (P_p 1)_l, from uploads that are already aligned; w_p = n_p if `weighted`.
 
-    Rows that nobody has come out as zeros, with a count of zero.
+    Rows that no party has are zero, with a count of zero.
     """
 
     weighted: bool = False
@@ -85,7 +87,7 @@ class AlignedMean(Summing):
         return Message({name: array * weight for name, array in upload.arrays.items()}, upload.weight)
 
     def lower(self, total: Message) -> Message:
-        """Sums to means, row by row."""
+        """Divide sums by counts, row by row."""
         counts = total["counts"]
         divisor = kernels.of(total["H"]).cast(np.where(counts > 0, counts, 1.0)[:, None], total["H"])
         return Message({"H": total["H"] / divisor, "counts": counts}, total.weight)
@@ -93,17 +95,17 @@ class AlignedMean(Summing):
 
 @dataclass(frozen=True, slots=True)
 class DisjointBlocks(Summing):
-    """Blocks of columns of H put side by side: a sum of arrays that are zero outside their own block.
+    """Concatenation of column blocks of H, as a sum of arrays that are zero outside their own block.
 
-    `arrived` (one number for each block) counts how often a block was sent.
+    `arrived` (one number per block) counts how often each block was sent.
     """
 
     def lift(self, upload: Message) -> Message:
-        """A block (k × w) in its place among all columns (k × m); what would lie beyond them is left out."""
+        """Place a block (k × w) among all columns (k × m); columns beyond the last are dropped."""
         block, blocks, width = (int(value) for value in upload["place"])
         H = upload["H"]
         if not (0 <= block < blocks and H.shape[1] == block_width(blocks, width)):
-            raise PartyError(f"Block {block} of {blocks}, with {H.shape[1]} columns, has no place among {width}.")
+            raise PartyError(f"Block {block} of {blocks} with {H.shape[1]} columns does not fit {width} columns.")
         first, last = block_span(block, blocks, width)
         whole = kernels.of(H).empty((H.shape[0], width), H)
         whole[:, :first], whole[:, first:last], whole[:, last:] = 0, H[:, : last - first], 0
@@ -112,15 +114,15 @@ class DisjointBlocks(Summing):
         return Message({"H": whole, "arrived": arrived, "totals": upload["totals"]}, upload.weight)
 
     def __call__(self, uploads: Sequence[Message], model: Message = Message({})) -> Message:
-        """Of uploads in name order; all of them must be blocks of the model they were sent."""
+        """Aggregate uploads in name order; all must be blocks of the model that was sent."""
         if "H" in model.arrays:
             dealt = (int(model["turn"][2]), int(model["H"].shape[1]))
             for upload in uploads:
                 _, *place = (int(value) for value in upload["place"])
                 if tuple(place) != dealt:
                     raise PartyError(
-                        f"A party has sent one of {place[0]} blocks of {place[1]} columns, but {dealt[1]} columns were "
-                        f"dealt out in {dealt[0]} blocks. All parties go on from the same start: begin again with it."
+                        f"A party sent one of {place[0]} blocks of {place[1]} columns, but the model has {dealt[0]} "
+                        f"blocks of {dealt[1]} columns. Restart all parties from the same checkpoint."
                     )
         return sum_uploads(self, uploads)
 
@@ -131,13 +133,13 @@ def block_width(blocks: int, columns: int) -> int:
 
 
 def block_span(block: int, blocks: int, columns: int) -> tuple[int, int]:
-    """The columns of one of so many blocks."""
+    """First and last column of one block."""
     width = block_width(blocks, columns)
     return min(columns, block * width), min(columns, (block + 1) * width)
 
 
 def extract_block(Ht: Array, block: int, blocks: int) -> Array:
-    """The columns of H (k × w) of a block, with zeros where there are no more of them."""
+    """The columns of H (k × w) of a block, padded with zeros."""
     first, last = block_span(block, blocks, len(Ht))
     out = kernels.of(Ht).empty((block_width(blocks, len(Ht)), Ht.shape[1]), Ht)
     out[: last - first], out[last - first :] = Ht[first:last], 0
@@ -145,7 +147,7 @@ def extract_block(Ht: Array, block: int, blocks: int) -> Array:
 
 
 def merge_blocks(H: Array, sent: Array, arrived: np.ndarray) -> Array:
-    """What was sent where it was sent, and what was there before elsewhere."""
+    """H with the blocks that arrived replaced by those in `sent`."""
     if arrived.all():
         return sent
     whole = kernels.of(sent).cast(kernels.of(H).to_numpy(H), sent) + 0

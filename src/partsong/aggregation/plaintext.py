@@ -1,4 +1,4 @@
-"""Reductions: how uploads become one aggregate."""
+"""Plain reduction: the server sees every upload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partsong.errors import PartyError
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """What the server has received, in name order."""
+    """The uploads that the server has received, in name order."""
 
     names: tuple[str, ...]
     uploads: tuple[Message, ...]
@@ -19,16 +19,16 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class PlainReduction:
-    """Every upload is seen by the server as it is: one phase, any aggregation.
+    """Reduction without secure aggregation: the server sees every upload; one phase, any aggregation.
 
-    Engines have checked each upload by itself; those that differ from each other in names or shapes are refused here.
+    Engines have checked each upload individually. Uploads with different names or shapes are refused here.
     """
 
     phases: int = field(default=1, init=False)
     hides_uploads: bool = field(default=False, init=False)
 
     def check(self, aggregation: Aggregation) -> None:
-        """Every aggregation can read open uploads."""
+        """Accept every aggregation."""
 
     def setup_party(self, party: str, secret: int, layout: Layout) -> None:
         return None
@@ -48,10 +48,10 @@ class PlainReduction:
     def server_step(
         self, phase: int, inbox: Mapping[str, Message], state: Inbox | None, context: ReductionContext
     ) -> tuple[Inbox, Message]:
-        """Keep the uploads in name order; nothing needs to be answered."""
+        """Keep the uploads in name order; the reply is empty."""
         names = sorted(inbox)
         if not names:
-            raise PartyError(f"Nobody was heard in round {context.index}: every party fell silent.")
+            raise PartyError(f"No upload arrived in round {context.index}: every party dropped out. Resume the run.")
         expected = _shapes(inbox[names[0]])
         for name in names:
             if _shapes(inbox[name]) != expected:
@@ -64,7 +64,7 @@ class PlainReduction:
     def result(
         self, state: Inbox, aggregation: Aggregation, context: ReductionContext
     ) -> tuple[None, Message, tuple[str, ...]]:
-        """Aggregate in name order; nothing is kept."""
+        """Aggregate in name order; no state is kept."""
         return None, aggregation(state.uploads, context.model), state.names
 
 

@@ -1,14 +1,14 @@
-"""Server updates, by which the aggregate moves the model: replace it, relax towards it, or step adaptively.
+"""Server updates: replace the model by the aggregate, relax towards it, or take an adaptive step.
 
-Adaptive updates take the mean of what parties have learned for a gradient (FedOpt: Reddi et al., 2021, Alg. 2):
+Adaptive updates treat the mean change of the parties as a gradient (FedOpt: Reddi et al., 2021, Alg. 2):
 
     Δ = aggregate − model
     first  ← β₁ first + (1 − β₁) Δ
-    second ← one rule or another, from τ²
+    second ← by the rule, starting at τ²
     model  ← model + rate · first / (√second + τ)
 
-No correction for the zeros that `first` begins with. Every array has moments of its own, so that a critic's do not
-mix with those of H. A step may lead below zero: programs project what must not be negative.
+There is no bias correction for the zeros that `first` starts with. Every array has its own moments, so those of a
+critic do not mix with those of H. A step may lead below zero: programs project arrays that must be non-negative.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveStep(ABC):
-    """A step along the running mean of Δ, divided by the root of `second`; rules differ in how that is kept."""
+    """A step along the running mean of Δ, divided by the root of `second`; rules differ in how `second` is updated."""
 
     rate: float = 0.03
     tau: float = DEFAULT_TAU
@@ -49,11 +49,11 @@ class AdaptiveStep(ABC):
                 if not 0 <= value < 1:
                     raise ParameterError(f"{name} must be at least 0 and below 1; got {value!r}.")
             elif not 0 < value < float("inf"):
-                raise ParameterError(f"An adaptive server needs a finite {name} above 0; got {value!r}.")
+                raise ParameterError(f"{name} must be finite and above 0; got {value!r}.")
 
     @abstractmethod
     def second(self, v: Array, square: Array) -> Array:
-        """The running mean of Δ² after another Δ²."""
+        """Update the running mean of Δ² with a new Δ²."""
 
     def init(self, model: Message) -> Moments:
         """first = 0, second = τ²."""
@@ -61,7 +61,7 @@ class AdaptiveStep(ABC):
         return Moments(zeros, {name: array + self.tau**2 for name, array in zeros.items()})
 
     def step(self, model: Message, aggregate: Message, state: Moments) -> tuple[Message, Moments]:
-        """A little further along the running mean of Δ."""
+        """One step along the running mean of Δ."""
         moved, first, second = {}, dict(state.first), dict(state.second)
         for name, array in aggregate.arrays.items():
             before, m, v = (_beside(array, held[name]) for held in (model.arrays, first, second))
@@ -74,7 +74,7 @@ class AdaptiveStep(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Adagrad(AdaptiveStep):
-    """second ← second + Δ². As in FedOpt there is no inertia, β₁ = 0, unless asked for."""
+    """second ← second + Δ². As in FedOpt, the default has no momentum: β₁ = 0."""
 
     beta_1: float = 0.0
 
@@ -84,7 +84,7 @@ class Adagrad(AdaptiveStep):
 
 @dataclass(frozen=True, slots=True)
 class Yogi(AdaptiveStep):
-    """second ← second − (1 − β₂) Δ² sign(second − Δ²): it rises as Adam's, and falls slowly."""
+    """second ← second − (1 − β₂) Δ² sign(second − Δ²): it rises as in Adam and falls slowly."""
 
     beta_2: float = 0.99
 
@@ -104,7 +104,7 @@ class Adam(AdaptiveStep):
 
 
 def _beside(example: Array, values: Array) -> Array:
-    """In the type and place of what has come."""
+    """Convert values to the type and device of `example`."""
     return kernels.of(example).cast(kernels.of(values).to_numpy(values), example)
 
 
@@ -121,16 +121,16 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """Every aggregate moves the model a little less than the one before: Asyn-SD (Qian et al., 2020, Alg. 6).
+    """Each aggregate moves the model a little less than the one before: Asyn-SD (Qian et al., 2020, Alg. 6).
 
         model ← (1 − ω_t) model + ω_t aggregate,   ω_t = ρ / (ρ + t),   t = offset, offset + 1, …
 
-    Σ ω_t = ∞ for every ρ > 0, so that no start is ever beyond reach, and ω_t → 0. offset = 0 is as printed: the first
-    arrival overwrites the start, and with ρ = 1 the model is the mean of all that has come. The published code counts
-    from offset = 2 with ρ = 1. A larger ρ forgets the past sooner: on generated data 3 to 10 did best.
+    Σ ω_t = ∞ for every ρ > 0, so the start is always forgotten, and ω_t → 0. offset = 0 is as printed: the first
+    arrival overwrites the start, and with ρ = 1 the model is the mean of all arrivals. The published code counts
+    from offset = 2 with ρ = 1. A larger ρ forgets the past sooner: on synthetic data 3 to 10 performed best.
 
-    Where every round has one participant, the mean of its uploads is that upload, and this is the asynchronous server.
-    The weight goes by the number of arrivals, not by the staleness of an upload.
+    If every round has one participant, the mean of its uploads is that upload, and this is the asynchronous server.
+    The weight depends on the number of arrivals, not on the staleness of an upload.
     """
 
     rho: float = 1.0
@@ -138,14 +138,14 @@ class Relaxation:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho < float("inf"):
-            raise ParameterError(f"Relaxation needs a finite rho above 0; got {self.rho!r}.")
+            raise ParameterError(f"rho must be finite and above 0; got {self.rho!r}.")
         whole_number("offset", self.offset, least=0)
 
     def init(self, model: Message) -> int:
         return self.offset
 
     def step(self, model: Message, aggregate: Message, state: int) -> tuple[Message, int]:
-        """The model a little nearer to the aggregate."""
+        """Move the model towards the aggregate."""
         share = self.rho / (self.rho + state)
         if share == 1.0:
             return Message(aggregate.arrays), state + 1
@@ -154,10 +154,10 @@ class Relaxation:
 
 
 def _between(before: Array, after: Array, share: float) -> Array:
-    """(1 − share) before + share after, in the type and place of what has come."""
+    """(1 − share) before + share after, in the type and on the device of `after`."""
     here = kernels.of(after).cast(kernels.of(before).to_numpy(before), after)
     return (1.0 - share) * here + share * after
 
 
 SERVER_UPDATES = Choice({"average": Replace, "adagrad": Adagrad, "yogi": Yogi, "adam": Adam})
-"""Classes of server updates: FedAvg, FedAdagrad, FedYogi and FedAdam; an average has no rate."""
+"""Server update classes: FedAvg, FedAdagrad, FedYogi and FedAdam; FedAvg has no rate."""

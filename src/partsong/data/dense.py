@@ -178,19 +178,19 @@ class DenseMatrix:
                 product += block @ B[c:d]
             yield a, b, product.astype(self.dtype, copy=False)
 
-    def max_steps_per_call(self, rank: int, move: StepRule) -> int:
+    def max_steps_per_call(self, rank: int, rule: StepRule) -> int:
         """So many that a call takes a fraction of a second; none for rows that are wide, mapped, converted, shared."""
         is_ready = self.X.flags.c_contiguous and self.X.dtype == self.dtype and file_mapping(self.X) is None
         if not is_ready or len(self._pieces(rank)) > 1 or self._sums_are_large(rank):
             return 0
-        return max_steps_per_call(4.0 * rank * self.stored, self.shape, rank, move)
+        return max_steps_per_call(4.0 * rank * self.stored, self.shape, rank, rule)
 
     def run_fused_steps(
-        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: FusedSteps
+        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, steps: FusedSteps
     ) -> None:
         in_cache = max(FEWEST_TILE_ROWS, FUSED_TILE_BYTES // max(1, self.shape[1] * self.dtype.itemsize))
         height = min(in_cache, self._summed_together(Ht.shape[1]))
-        fused_steps.run_on_dense(self.X, W, W_before, Ht, Ht_before, turns, height)
+        fused_steps.run_on_dense(self.X, W, W_before, Ht, Ht_before, steps, height)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
         """Some of the rows, in memory; `indices` ascend."""

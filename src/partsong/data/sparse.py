@@ -91,18 +91,18 @@ class SparseMatrix(CsrRows):
         runtime.map_ranges(self._column_pieces(A.shape[1]), lambda a, b: scatter(*entries, a, out[a:b], total[a:b]))
         return total.astype(self.dtype, copy=False)
 
-    def max_steps_per_call(self, rank: int, move: StepRule) -> int:
+    def max_steps_per_call(self, rank: int, rule: StepRule) -> int:
         """So many that a call takes a fraction of a second; none without a copy by column, or where threads share."""
         if self.by_column is None or len(self._pieces(self.by_row, rank, 2 * rank)) > 1:
             return 0
-        return max_steps_per_call(4.0 * rank * GATHER_COST * self.stored, self.shape, rank, move)
+        return max_steps_per_call(4.0 * rank * GATHER_COST * self.stored, self.shape, rank, rule)
 
     def run_fused_steps(
-        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, turns: FusedSteps
+        self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, steps: FusedSteps
     ) -> None:
         """By rows, then by columns; see solvers.local_steps."""
         by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
-        fused_steps.run_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns)
+        fused_steps.run_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, steps)
 
     def rows(self, indices: np.ndarray) -> SparseMatrix:
         from scipy.sparse import csr_array

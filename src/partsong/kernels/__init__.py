@@ -1,10 +1,10 @@
-"""Compiled inner loops, chosen by the array's type in one place.
+"""Compute kernels for NumPy and torch arrays, chosen by the type of the array.
 
     from partsong import kernels
     kernels.of(factor).sweep(factor, gram, cross, sweeps=3)
 
 NumPy arrays run numba kernels over row ranges on all allowed threads; torch tensors run the same formulas as torch
-operations on their own device. Rules and programs call nothing else, so they are free of either library.
+operations on their own device. Update rules and programs use only this module, so they depend on neither library.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from partsong.errors import DataTypeError
 
 
 def of(array: Any) -> ModuleType:
-    """The kernels for this kind of array."""
-    if isinstance(array, (np.ndarray, np.generic)):  # a union would be built anew at every call
+    """Return the kernel module for this type of array."""
+    if isinstance(array, (np.ndarray, np.generic)):  # a union type would be rebuilt at every call
         return _on_numpy()
     if type(array).__module__.partition(".")[0] == "torch":
         from partsong.kernels import torch_backend as on_torch
@@ -33,7 +33,7 @@ def of(array: Any) -> ModuleType:
 
 
 def capabilities(array: Any) -> frozenset[str]:
-    """What there is for this kind of array beside these kernels: "compiled" loops, "cuda", "triton"."""
+    """Return further capabilities for this type of array: "compiled" loops, "cuda", "triton"."""
     found: frozenset[str] = of(array).capabilities(array)
     return found
 

@@ -1,4 +1,4 @@
-"""How this package compiles: numba without the GIL, kept on disk where there is a disk to keep it on."""
+"""Compile functions with numba: without the GIL, cached on disk if possible."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from numba import njit
 
 FAST = {"contract", "reassoc", "nsz", "arcp"}
-"""What compilers may do to sums and quotients: NaN and infinity keep their meaning."""
+"""Allowed fast-math optimizations of sums and quotients; NaN and infinity keep their meaning."""
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba.njit(nogil=True, **options), with machine code cached between processes where a cache can be had.
+    """Return numba.njit(nogil=True, **options) with machine code cached between processes if possible.
 
-    numba looks for NUMBA_CACHE_DIR, the package's own __pycache__ and the user's cache folder, and raises RuntimeError
-    while decorating when it may write to none of them (a read-only installation and no home). Functions are then
-    compiled anew in each process, silently: the results are the same, only the first call takes seconds longer.
+    numba tries NUMBA_CACHE_DIR, the __pycache__ of the package and the user's cache folder. It raises RuntimeError at
+    decoration if none is writable (a read-only installation without a home folder). Functions are then compiled in
+    each process: results are the same, only the first call takes seconds longer.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Numba kernels for X B and Xᵀ A where rows of X are in CSR form; serial, GIL released, never densify.
+"""Numba kernels for X B and Xᵀ A with X in CSR form; serial, GIL released, never dense.
 
-Many small terms added to one large sum in float32 are lost one by one, all in the same direction. Sums are therefore
-made in short pieces, which are then added up.
+In float32, many small terms added to one large sum are each rounded in the same direction. Sums are therefore computed
+in short pieces, which are then added.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def gather_rows(indptr, indices, data, A, start, out):  # type: ignore[no-untype
 def scatter_columns(indptr, indices, data, A, start, piece, total):  # type: ignore[no-untyped-def]
     """The same sums for columns start…start + len(total), from the CSR form of X with ascending columns.
 
-    Sums go to `piece`, which is added to `total` (as large) whenever it has had 16 entries for each column.
+    Sums go to `piece`, which is added to `total` (of the same shape) after every 16 entries per column.
     """
     width, k = total.shape
     piece[:] = 0

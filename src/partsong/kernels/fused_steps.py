@@ -1,8 +1,8 @@
-"""Numba kernels for several turns of W and H in one call: what a party does between two exchanges.
+"""Numba kernels that fuse several local steps of W and H into one call.
 
-A party's turn is some sixty short calls, and parties that run side by side wait for the interpreter at each of them.
-Here the interpreter is asked once for many turns. Products are BLAS calls on tiles of rows; all is serial and releases
-the GIL.
+A local step consists of about sixty short calls, and parties on parallel threads compete for the interpreter at each of
+them. A fused call needs the interpreter only once for many steps. Products are BLAS calls on tiles of rows; everything
+is serial and releases the GIL.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from partsong.kernels.csr_products import gather_rows
 from partsong.kernels.nnls import VANISHING, descend_rows, multiply_rows, sweep_rows
 
 LONG_CALL = 2e9
-"""Operations that one call may take, about a tenth of a second, before Ctrl-C is looked at."""
+"""Floating-point operations per call, about a tenth of a second; Ctrl-C is checked between calls."""
 STEP_OVERHEAD = 5e5
-"""What a turn takes however small it is, in operations."""
+"""Fixed cost of a step, in floating-point operations."""
 RULES = ("descend", "multiply", "sweep")
 PULLS = ("alone", "damped", "damped absolutely", "mixed", "proximal")
 DESCEND, MULTIPLY, SWEEP = range(3)
 ALONE, DAMPED, DAMPED_ABSOLUTELY, MIXED, PROXIMAL = range(5)
 CLOSE = 1e-11
-"""How near bounds of an eigenvalue must come to each other, of its size."""
+"""Relative distance at which bounds of an eigenvalue have converged."""
 MOST_PRODUCTS = 60
 SUMMED = 256
-"""Rows whose products are summed in the type of a factor."""
+"""Number of rows whose products are summed in the type of the factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRule:
-    """A rule's step: "descend" (with inertia), "multiply", or "sweep" (so many times over)."""
+    """The step of an update rule: "descend" (with inertia), "multiply", or "sweep" (`sweeps` times)."""
 
     kind: str
     sweeps: int = 1
@@ -42,7 +42,7 @@ class StepRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
-    """A pull on Hᵀ (m × k) that stays the same for some turns; centre is m × k, weights k.
+    """A proximal term on Hᵀ (m × k) that is constant for several steps; `centre` is m × k, `weights` k.
 
     "alone"               none
     "damped"              ½μ‖H − C‖² in the equations, μ = strength · ‖gram‖₂
@@ -59,29 +59,29 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class FusedSteps:
-    """What happens in each of `count` turns: the rule's step, penalties in the unit of the sums, the pull on H."""
+    """`count` fused steps: the rule's step, penalties in the unit of the sums, and the pull on H."""
 
     count: int
-    move: StepRule
+    rule: StepRule
     l1_W: float
     l2_W: float
     l1_H: float
     l2_H: float
-    towards: Pull
+    pull: Pull
 
 
-def max_steps_per_call(products: float, shape: tuple[int, int], rank: int, move: StepRule) -> int:
-    """How many turns fit a call, if the two products of one take so many operations."""
-    steps = 2.0 * sum(shape) * rank**2 * move.sweeps + 250.0 * rank**2
+def max_steps_per_call(products: float, shape: tuple[int, int], rank: int, rule: StepRule) -> int:
+    """The number of steps per call, if the two products of a step take `products` operations."""
+    steps = 2.0 * sum(shape) * rank**2 * rule.sweeps + 250.0 * rank**2
     return max(1, int(LONG_CALL / (products + steps + STEP_OVERHEAD)))
 
 
 @compiled()
 def largest_eigenvalue(gram, v):  # type: ignore[no-untyped-def]
-    """‖gram‖₂ of a symmetric positive semi-definite matrix; v > 0 (k) is where to look first, and what was found.
+    """‖gram‖₂ of a symmetric positive semi-definite matrix; v > 0 (k) is the starting vector and is overwritten.
 
     For a matrix without negative entries and v > 0, max_i (gram v)_i / v_i is never below the eigenvalue (Collatz) and
-    vᵀ gram v / vᵀv never above it; products with v bring the two together. Where they stay apart LAPACK decides.
+    vᵀ gram v / vᵀv never above it; power iterations bring the two together. If they do not meet, LAPACK decides.
     """
     k = gram.shape[0]
     least = 0.0
@@ -148,7 +148,7 @@ def _damp(gram, cross, mu, centre):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST)
 def _mix(F, strength, centre, weights):  # type: ignore[no-untyped-def]
-    """(F + strength·centre) / (1 + strength·weights), in place, and zero where that vanishes."""
+    """(F + strength·centre) / (1 + strength·weights), in place; tiny values become zero."""
     zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
@@ -169,7 +169,7 @@ def _descend_towards(F, product, cross, eta, strength, centre, weights):  # type
 
 @compiled(fastmath=FAST)
 def _lean(F, before, inertia):  # type: ignore[no-untyped-def]
-    """F + inertia (F − before), in place; `before` becomes F as it was."""
+    """F + inertia (F − before), in place; `before` becomes the old F."""
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
             old = F[i, j]
@@ -194,7 +194,7 @@ def _move(F, before, gram, inverse, cross, product, rule, inertia, eta, sweeps):
 
 @compiled(fastmath=FAST)
 def _prepare(gram, inverse, v, rule, inertia):  # type: ignore[no-untyped-def]
-    """What a rule needs of a gram: reciprocals of its diagonal, or the length of a gradient step."""
+    """Prepare a rule for a gram: reciprocals of its diagonal, or the step size of a gradient step."""
     if rule == SWEEP:
         least = np.finfo(gram.dtype).tiny * 4
         for j in range(gram.shape[0]):
@@ -208,7 +208,7 @@ def _prepare(gram, inverse, v, rule, inertia):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST)
 def _step_columns(Ht, before, gram, inverse, cross, product, v, method, pull, centre, weights):  # type: ignore[no-untyped-def]
-    """One pulled step of Hᵀ, in place; gram and cross are used up."""
+    """One step of Hᵀ with its pull, in place; gram and cross are overwritten."""
     rule, sweeps, inertia = method
     kind, strength = pull
     amount = Ht.dtype.type(strength)
@@ -229,7 +229,7 @@ def _step_columns(Ht, before, gram, inverse, cross, product, v, method, pull, ce
 
 @compiled(fastmath=FAST, inline="always")
 def _copy(A, out):  # type: ignore[no-untyped-def]
-    """out ← A; as out[:] = A it would be compiled for a second, with all its errors."""
+    """out ← A; numba compiles out[:] = A for about a second, with all its errors."""
     for i in range(A.shape[0]):
         for j in range(A.shape[1]):
             out[i, j] = A[i, j]
@@ -237,7 +237,7 @@ def _copy(A, out):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST)
 def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
-    """out ← FᵀF, with products of some rows in the type of F and sums of these in float64."""
+    """out ← FᵀF, with products of row blocks in the type of F and their sums in float64."""
     sums[:] = 0.0
     for a in range(0, F.shape[0], SUMMED):
         rows = F[a : min(a + SUMMED, F.shape[0])]
@@ -247,8 +247,8 @@ def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def steps_on_dense(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
-    """`turns` times: a step of W (n × k) from X Hᵀ, then one of Hᵀ (m × k) from XᵀW, in place.
+def steps_on_dense(X, W, W_before, Ht, Ht_before, steps, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
+    """`steps` times: a step of W (n × k) from X Hᵀ, then one of Hᵀ (m × k) from XᵀW, in place.
 
     `method` is a rule, its sweeps and its inertia, `pull` a kind and a strength; tiles have `height` rows.
     """
@@ -262,7 +262,7 @@ def steps_on_dense(X, W, W_before, Ht, Ht_before, turns, method, penalties, pull
     sums = np.empty((k, k))
     v_W, v_H = np.ones(k), np.ones(k)
     none = np.empty((0, 0), W.dtype)
-    for _ in range(turns):
+    for _ in range(steps):
         _gram(Ht, gram, piece, sums)
         _shift(gram, none, penalties[1], 0.0)
         eta = kind(_prepare(gram, inverse, v_W, rule, inertia))
@@ -293,8 +293,8 @@ def _transpose(A, out):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns, method, penalties, pull, centre, weights):  # type: ignore[no-untyped-def]
-    """The same for rows in CSR form, given with the CSR form of the transpose: index pointers, indices, values."""
+def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, steps, method, penalties, pull, centre, weights):  # type: ignore[no-untyped-def]
+    """The same for rows in CSR form, with the CSR form of the transpose: index pointers, indices, values."""
     rule, sweeps, inertia = method
     (n, k), m = W.shape, Ht.shape[0]
     kind = W.dtype.type
@@ -302,7 +302,7 @@ def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, turns, method
     gram, piece, inverse = np.empty((k, k), W.dtype), np.empty((k, k), W.dtype), np.empty(k, W.dtype)
     sums = np.empty((k, k))
     v_W, v_H = np.ones(k), np.ones(k)
-    for _ in range(turns):
+    for _ in range(steps):
         _gram(Ht, gram, piece, sums)
         gather_rows(by_row[0], by_row[1], by_row[2], Ht, 0, cross[:n])
         _shift(gram, cross[:n], penalties[1], penalties[0])
@@ -320,11 +320,11 @@ def run_on_dense(
     W_before: np.ndarray,
     Ht: np.ndarray,
     Ht_before: np.ndarray,
-    turns: FusedSteps,
+    steps: FusedSteps,
     height: int,
 ) -> None:
-    """Turns on dense rows, in place."""
-    steps_on_dense(X, W, W_before, Ht, Ht_before, *_as_numbers(turns, Ht), height)
+    """Run fused steps on dense rows, in place."""
+    steps_on_dense(X, W, W_before, Ht, Ht_before, *_as_numbers(steps, Ht), height)
 
 
 def run_on_sparse(
@@ -334,17 +334,17 @@ def run_on_sparse(
     W_before: np.ndarray,
     Ht: np.ndarray,
     Ht_before: np.ndarray,
-    turns: FusedSteps,
+    steps: FusedSteps,
 ) -> None:
-    """Turns on sparse rows, in place."""
-    steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, *_as_numbers(turns, Ht))
+    """Run fused steps on sparse rows, in place."""
+    steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, *_as_numbers(steps, Ht))
 
 
-def _as_numbers(turns: FusedSteps, Ht: np.ndarray) -> tuple[Any, ...]:
-    """Turns as numbers and arrays of always the same types."""
-    move, pull = turns.move, turns.towards
-    method = RULES.index(move.kind), move.sweeps, float(move.inertia)
-    penalties = float(turns.l1_W), float(turns.l2_W), float(turns.l1_H), float(turns.l2_H)
+def _as_numbers(steps: FusedSteps, Ht: np.ndarray) -> tuple[Any, ...]:
+    """The steps as numbers and arrays of fixed types, so that numba compiles one version."""
+    rule, pull = steps.rule, steps.pull
+    method = RULES.index(rule.kind), rule.sweeps, float(rule.inertia)
+    penalties = float(steps.l1_W), float(steps.l2_W), float(steps.l1_H), float(steps.l2_H)
     centre = np.empty((0, 0), Ht.dtype) if pull.centre is None else np.array(pull.centre, Ht.dtype, order="C")
     weights = np.empty(0, Ht.dtype) if pull.weights is None else np.array(pull.weights, Ht.dtype)
-    return turns.count, method, penalties, (PULLS.index(pull.kind), float(pull.strength)), centre, weights
+    return steps.count, method, penalties, (PULLS.index(pull.kind), float(pull.strength)), centre, weights

@@ -1,14 +1,14 @@
-"""Numba kernels for plays on single cells: a row player w_i and a column player h_j meet over x_ij.
+"""Numba kernels for the game on single cells: a row player w_i and a column player h_j meet over x_ij.
 
-Factors are W (n × k) and Hᵀ (m × k), changed in place. All kernels are serial, release the GIL, and play their cells in
-a stated order; they return the sum of e² as the players saw it. Threads may play blocks that share no player.
+Factors are W (n × k) and Hᵀ (m × k), changed in place. All kernels are serial, release the GIL, play their cells in a
+fixed order, and return the sum of e² before each move. Threads may play blocks that share no player.
 
 A meeting, with e = x − w·h and s = ‖w‖² + ‖h‖²:
 
     w ← [w + η e h]₊,  h ← [h + η e w]₊          both from the old pair
-    η = `eta` where `relaxation` is 0, else relaxation / (s + |e| + `eta`), where eta holds all steps back alike
+    η = `eta` if `relaxation` is 0, else relaxation / (s + |e| + `eta`), where eta damps all steps equally
 
-With `leader` 1 (the row) or 2 (the column) that player moves first, and the other responds to where it has moved.
+With `leader` 1 (row) or 2 (column) that player moves first, and the other responds to the new position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _size(W, i, Ht, j):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST, inline="always")
 def _safe_pull(W, i, Ht, j, e, eta, relaxation):  # type: ignore[no-untyped-def]
-    """η e; a pair that misses nothing does not move."""
+    """η e; a pair without error does not move."""
     whole = _size(W, i, Ht, j) + abs(e) + eta
     return relaxation * (e / whole) if whole > 0 else e
 
@@ -65,7 +65,7 @@ def _move(first, i, second, j, pull):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST, inline="always")
 def _in_turn(F, f, S, s, x, eta, relaxation):  # type: ignore[no-untyped-def]
-    """The first player moves, and the second responds to where it has moved; returns the first e."""
+    """The first player moves, the second responds to the new position; returns the first e."""
     e = _miss(F, f, S, s, x)
     _move(F, f, S, s, eta * e if relaxation <= 0 else _safe_pull(F, f, S, s, e, eta, relaxation))
     later = _miss(F, f, S, s, x)
@@ -75,7 +75,7 @@ def _in_turn(F, f, S, s, x, eta, relaxation):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST)
 def _play_run(i, columns, values, start, stop, W, Ht, eta, relaxation, leader):  # type: ignore[no-untyped-def]
-    """Row player i against columns[start:stop] over values[start:stop], one after the other."""
+    """Row player i against columns[start:stop] over values[start:stop], one at a time."""
     kind = W.dtype.type
     seen = 0.0
     if leader == ROW_LEADS:
@@ -103,7 +103,7 @@ def _play_run(i, columns, values, start, stop, W, Ht, eta, relaxation, leader): 
 
 @compiled(fastmath=FAST)
 def play_dense(X, rows, columns, W, Ht, eta, relaxation, leader):  # type: ignore[no-untyped-def]
-    """These rows against these columns, row by row."""
+    """Play these rows against these columns, row by row."""
     values, seen = np.empty(columns.shape[0], W.dtype), 0.0
     for i in rows:
         for c in range(columns.shape[0]):
@@ -114,7 +114,7 @@ def play_dense(X, rows, columns, W, Ht, eta, relaxation, leader):  # type: ignor
 
 @compiled(fastmath=FAST)
 def play_sparse(indptr, indices, data, rows, columns, W, Ht, eta, relaxation, leader):  # type: ignore[no-untyped-def]
-    """All cells of these rows and columns, those that are not stored as zeros; columns and indices ascend."""
+    """Play all cells of these rows and columns, unstored ones as zeros; columns and indices ascend."""
     values, seen = np.empty(columns.shape[0], W.dtype), 0.0
     for i in rows:
         q, end = indptr[i], indptr[i + 1]
@@ -128,7 +128,7 @@ def play_sparse(indptr, indices, data, rows, columns, W, Ht, eta, relaxation, le
 
 @compiled(fastmath=FAST)
 def play_stored(indptr, indices, data, rows, first, last, W, Ht, eta, relaxation, leader):  # type: ignore[no-untyped-def]
-    """The stored cells of these rows in columns first … last − 1, row by row; indices ascend within a row."""
+    """Play the stored cells of these rows in columns first … last − 1, row by row; indices ascend within a row."""
     seen = 0.0
     for i in rows:
         start = _position(indices, indptr[i], indptr[i + 1], first)
@@ -139,7 +139,7 @@ def play_stored(indptr, indices, data, rows, first, last, W, Ht, eta, relaxation
 
 @compiled()
 def _position(indices, low, high, column):  # type: ignore[no-untyped-def]
-    """Where among the ascending indices low … high − 1 the first is that is not before a column."""
+    """Binary search in ascending indices low … high − 1: the first one that is not below `column`."""
     while low < high:
         middle = (low + high) // 2
         if indices[middle] < column:
@@ -151,7 +151,7 @@ def _position(indices, low, high, column):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST)
 def play_cells(rows, columns, values, W, Ht, eta, relaxation, leader):  # type: ignore[no-untyped-def]
-    """Cells in the order given."""
+    """Play cells in the given order."""
     seen = 0.0
     for c in range(rows.shape[0]):
         seen += _play_run(rows[c], columns, values, c, c + 1, W, Ht, eta, relaxation, leader)
@@ -160,7 +160,7 @@ def play_cells(rows, columns, values, W, Ht, eta, relaxation, leader):  # type: 
 
 @compiled(fastmath=FAST)
 def pull_stored(indptr, indices, data, start, stop, W, Ht, out):  # type: ignore[no-untyped-def]
-    """out_i = Σ_j e_ij h_j over the stored cells of rows start … stop − 1, in a frozen profile."""
+    """out_i = Σ_j e_ij h_j over the stored cells of rows start … stop − 1, with all players fixed."""
     zero = W.dtype.type(0)
     for i in range(start, stop):
         for p in range(W.shape[1]):
@@ -174,7 +174,7 @@ def pull_stored(indptr, indices, data, start, stop, W, Ht, out):  # type: ignore
 
 @compiled(fastmath=FAST)
 def level_stored(indptr, indices, data, Ht, W):  # type: ignore[no-untyped-def]
-    """w_i = c·1 with the c ≥ 0 that fits the stored cells of row i best; 0 for a row without any."""
+    """w_i = c·1 with the c ≥ 0 that fits the stored cells of row i best; 0 for an empty row."""
     for i in range(W.shape[0]):
         above, below = 0.0, 0.0
         for q in range(indptr[i], indptr[i + 1]):

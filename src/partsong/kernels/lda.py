@@ -1,11 +1,11 @@
 """Numba kernels of latent Dirichlet allocation: the variational E-step on rows in CSR form; serial, GIL released.
 
-For short documents most of the time goes to exp ψ(γ), k times in each iteration. With y = x + 6 and u = x² + 5x
+For short documents most of the time goes into exp ψ(γ), k times per iteration. With y = x + 6 and u = x² + 5x
 
     exp ψ(x) = y · exp(−1/2y − 1/12y² + 1/120y⁴ − 1/252y⁶ + 1/240y⁸ − 1/132y¹⁰ − S(x)),
     S(x) = Σ_{i<6} 1/(x + i) = (2x + 5)(3u² + 20u + 24) / (u (u + 4)(u + 6)),
 
-which takes two divisions and no logarithm, and is right to 1e-11 for all x > 0.
+which takes two divisions and no logarithm, with an error below 1e-11 for all x > 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from partsong.kernels.compiling import FAST, compiled
 
 EPSILON = 2.220446049250313e-16
-"""Added to Σ_l of a word, so that one which no topic has takes no part."""
+"""Added to Σ_l of a word, so that a word without any topic contributes nothing."""
 SMALLEST = 1e-300
 HALF_LOG_2_PI = 0.9189385332046727
 
@@ -59,7 +59,7 @@ def expectations(totals, out):  # type: ignore[no-untyped-def]
 
 @compiled(fastmath=FAST)
 def _settle(words, counts, B, alpha, settings, gamma, rows):  # type: ignore[no-untyped-def]
-    """γ of one document by the fixed point; rows are scratch: exp E[log θ], and the next γ. Returns iterations.
+    """γ of one document by fixed-point iteration; `rows` is scratch space: exp E[log θ] and the next γ.
 
     φ_w ∝ exp E[log θ] ∘ B_w,   γ ← α + Σ_w count_w φ_w,   until the mean |change| of γ is below the tolerance
     """
@@ -98,10 +98,10 @@ def _settle(words, counts, B, alpha, settings, gamma, rows):  # type: ignore[no-
 
 @compiled(fastmath=FAST)
 def infer_rows(indptr, indices, data, B, alpha, settings, start, gamma, stats):  # type: ignore[no-untyped-def]
-    """γ (in place, from where it stands) for the rows start…start + len(γ); stats (V × k) += Σ_d count_dw φ_dw / B_w.
+    """γ (in place, from its current value) for rows start…start + len(γ); stats (V × k) += Σ_d count_dw φ_dw / B_w.
 
-    `settings` are the most iterations for a document and the tolerance. No sums are made where stats has no rows.
-    Returns the iterations of all documents, and Σ_d of the bound's terms that depend on them.
+    `settings` are the maximum number of iterations per document and the tolerance. If stats has no rows, no sums are
+    computed. Returns the total number of iterations, and Σ_d of the bound's terms that depend on the documents.
     """
     k = B.shape[1]
     rows = np.empty((2, k))

@@ -1,14 +1,14 @@
-"""Numba kernels for non-negative least squares of many rows that share one Gram matrix: sweeps, and exact solutions.
+"""Numba kernels for non-negative least squares of many rows with one Gram matrix: sweeps and exact solutions.
 
-Sweeps (coordinate descent, multiplicative and gradient steps) take tiles of 128 rows. A tile is held transposed, so
-that SIMD lanes are rows and the loop over components is unrolled by eight; several sweeps are done while the tile is in
+Sweeps (coordinate descent, multiplicative and gradient steps) work on tiles of 128 rows. A tile is stored transposed,
+so that SIMD lanes are rows, and the loop over components is unrolled by eight; several sweeps run while the tile is in
 cache. Rows are transposed in squares of 16, which compilers turn into shuffles.
 
-Exact solutions are row by row. Block principal pivoting (Kim & Park, 2011) exchanges all infeasible variables at once
-and mostly ends after a few factorizations. A row is accepted only when its optimality conditions hold; one that cycles,
-or whose passive set is so dependent that its equations stay unsolved, descends from its starting point by an active set
-method instead (Lawson & Hanson, 1974), which ends for every matrix. Each row is solved alone, so neighbours do not
-change a bit of it.
+Exact solutions are computed row by row. Block principal pivoting (Kim & Park, 2011) exchanges all infeasible variables
+at once and usually ends after a few factorizations. A row is accepted only when its optimality conditions hold. A row
+that cycles, or whose passive set is too ill-conditioned to solve, uses an active set method from its starting point
+instead (Lawson & Hanson, 1974), which ends for every matrix. Each row is solved independently, so its bits do not
+depend on other rows.
 
 All kernels are serial and release the GIL.
 """
@@ -22,12 +22,12 @@ from partsong.kernels.compiling import FAST, compiled
 LANES = 128
 SQUARE = 16
 VANISHING = 2.0**24
-"""Numbers below this many times the smallest normal one become zero: processors take long over those that are not."""
+"""Numbers below this many times the smallest normal number become zero: subnormal numbers are slow."""
 
 
 @compiled(fastmath=FAST, inline="always")
 def _load(F, f, start, rows):  # type: ignore[no-untyped-def]
-    """f ← rows of F transposed, with zeros in the lanes that are left over."""
+    """f ← rows of F transposed, with zeros in unused lanes."""
     k = F.shape[1]
     whole = rows // SQUARE * SQUARE
     for first in range(0, whole, SQUARE):
@@ -109,7 +109,7 @@ def sweep_rows(F, gram, inverse, cross, out, sweeps):  # type: ignore[no-untyped
 
 @compiled(fastmath=FAST)
 def multiply_rows(F, product, cross, floor, out):  # type: ignore[no-untyped-def]
-    """out = F ∘ max(cross, 0) / max(product, floor), and zero where that vanishes."""
+    """out = F ∘ max(cross, 0) / max(product, floor), with tiny values set to zero."""
     zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
@@ -119,7 +119,7 @@ def multiply_rows(F, product, cross, floor, out):  # type: ignore[no-untyped-def
 
 @compiled(fastmath=FAST)
 def descend_rows(F, product, cross, step, out):  # type: ignore[no-untyped-def]
-    """out = max(0, F − step (product − cross)), and zero where that vanishes."""
+    """out = max(0, F − step (product − cross)), with tiny values set to zero."""
     zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
@@ -146,22 +146,22 @@ def inner_rows(A, B):  # type: ignore[no-untyped-def]
     return total
 
 
-# Loops stand where NumPy has a word for it (x[:] = z, x.sum(), x > 0): numba compiles such a word for a second or more,
-# with all its errors, and these kernels are compiled when somebody first fits a model.
+# Explicit loops instead of NumPy expressions (x[:] = z, x.sum(), x > 0): numba takes a second or more to compile each
+# of those, and these kernels are compiled at the first fit.
 
 PATIENCE = 3
-"""Exchanges that do not lower the number of infeasible variables before pivoting gives up."""
+"""Exchanges without fewer infeasible variables before pivoting gives up."""
 SLACK, SOLVED, STEEP = 1e-13, 1e-12, 1e-14
-"""Shares of the largest right-hand side: below zero yet feasible, an equation solved, a slope worth following."""
+"""Tolerances relative to the largest right-hand side: for feasibility, for residuals, and for descent slopes."""
 
 
 @compiled(fastmath=FAST)
 def _factorize(gram, cross, members, count, R, inverse, flat):  # type: ignore[no-untyped-def]
     """Cholesky of gram[members, members] from the last member to the first: row t of R has pivot count − 1 − t.
 
-    Column 0 is the right-hand side and goes along, column q + 1 belongs to member q. Rows are subtracted eight at a
-    time, those not yet made as zeros. A member whose pivot (of a diagonal near one) is at most `flat` depends on those
-    before it and is left out: its row and its inverse pivot are zero.
+    Column 0 is the right-hand side, column q + 1 belongs to member q. Rows are subtracted eight at a time; rows not yet
+    computed are zeros. A member whose pivot (of a diagonal near one) is at most `flat` depends on those before
+    it and is left out: its row and its inverse pivot are zero.
     """
     row = np.empty(R.shape[1])
     for b in range(R.shape[1]):
@@ -172,7 +172,7 @@ def _factorize(gram, cross, members, count, R, inverse, flat):  # type: ignore[n
         row[0] = cross[members[last]]
         for q in range(last + 1):
             row[q + 1] = own[members[q]]
-        width = 4 * ((last + 5) // 4)  # last + 2, rounded up to whole vectors; what lies beyond is finite and unused
+        width = 4 * ((last + 5) // 4)  # last + 2, rounded up to whole vectors; the rest is finite and unused
         if t % 8 == 0:
             for c in range(t, t + 8):
                 for b in range(width):
@@ -190,9 +190,9 @@ def _factorize(gram, cross, members, count, R, inverse, flat):  # type: ignore[n
 
 @compiled(fastmath=FAST)
 def _solve(gram, cross, passive, x, work):  # type: ignore[no-untyped-def]
-    """x with gram x = cross on the passive set and zero elsewhere."""
+    """Solve gram x = cross on the passive set; x is zero elsewhere."""
     members, R, inverse, right, flat = work
-    count = np.int64(0)  # a literal 0 would be compiled for as well
+    count = np.int64(0)  # a literal 0 would compile another version
     for j in range(x.shape[0]):
         x[j] = 0.0
         if passive[j]:
@@ -223,7 +223,7 @@ def _slope(gram, cross, x, y):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _pivot(gram, cross, size, passive, x, y, work):  # type: ignore[no-untyped-def]
-    """Exchange all infeasible variables until there are none; False where that does not lead to a solution."""
+    """Exchange all infeasible variables until there are none; return False if no solution is found."""
     k = x.shape[0]
     patience, fewest = PATIENCE, k + 1
     while patience >= 0:
@@ -249,7 +249,7 @@ def _pivot(gram, cross, size, passive, x, y, work):  # type: ignore[no-untyped-d
 
 @compiled()
 def _advance(x, z, passive):  # type: ignore[no-untyped-def]
-    """x towards z as far as it stays non-negative; True if all the way, else what became zero leaves the set."""
+    """Move x towards z while it stays non-negative; True if z is reached, else zeros leave the passive set."""
     step, blocking = 1.0, -1
     for j in range(x.shape[0]):
         if passive[j] and z[j] <= 0.0 and x[j] <= step * (x[j] - z[j]):
@@ -264,7 +264,7 @@ def _advance(x, z, passive):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _descend(gram, cross, size, x, y, work):  # type: ignore[no-untyped-def]
-    """Lawson & Hanson's active set method from the feasible point x: the objective never rises on the way."""
+    """Lawson & Hanson's active set method from the feasible point x; the objective never rises."""
     k = x.shape[0]
     z, passive, barred = np.empty(k), np.empty(k, np.bool_), np.empty(k, np.bool_)
     for j in range(k):
@@ -292,7 +292,7 @@ def _descend(gram, cross, size, x, y, work):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _take_unless_worse(gram, cross, z, precision, x):  # type: ignore[no-untyped-def]
-    """x ← z, unless that raises the objective, or lowers it only by what the rounding of gram can feign.
+    """x ← z, unless that raises the objective or lowers it by less than the rounding error of gram.
 
     The rise is ½ (z − x)·(slope at z + slope at x), its uncertainty precision·((Σz)² − (Σx)²).
     """
@@ -331,8 +331,8 @@ def _mark_positive(x, passive):  # type: ignore[no-untyped-def]
 def solve_rows(gram, scale, cross, start, flat, out):  # type: ignore[no-untyped-def]
     """Solve every row of cross from its row of start; gram is given in units of `scale`, its diagonal near one or zero.
 
-    Components with zero scale do not occur and get zero. The active set works with 2·flat added to the diagonal, which
-    makes solutions unique; pivoting from where it ends takes that back where the equations allow it.
+    Components with zero scale are zero. The active set method adds 2·flat to the diagonal, which makes solutions
+    unique; pivoting from its result removes that again if the equations allow it.
     """
     n, k = cross.shape
     work = (np.empty(k, np.int64), np.empty((k + 8, k + 16)), np.empty(k), np.empty(k), flat)
@@ -351,7 +351,7 @@ def solve_rows(gram, scale, cross, start, flat, out):  # type: ignore[no-untyped
             x[j] = start[i, j] / scale[j] if scale[j] > 0.0 else 0.0
             size = max(size, abs(c[j]))
         _mark_positive(x, passive)
-        for attempt in range(2):  # pivoting is called, and compiled, in one place
+        for attempt in range(2):  # one call of _pivot, so that it is compiled once
             is_solved = _pivot(gram, c, size, passive, z, y, work)
             if is_solved and attempt == 0 and _total(z) <= 2.0 * _total(x):
                 _copy(z, x)

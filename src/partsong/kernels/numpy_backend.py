@@ -14,29 +14,29 @@ from partsong.kernels.nnls import solve_rows
 Floats = np.ndarray
 
 GRAM_ROWS = 1024
-"""Rows whose products are summed together."""
+"""Number of rows whose products are summed together."""
 
 
 def capabilities(F: Floats) -> frozenset[str]:
-    """Loops compiled by numba, many local steps in one call among them."""
+    """Loops compiled by numba, including fused local steps."""
     return frozenset({"compiled"})
 
 
-def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, place: Floats | None = None) -> Floats:
+def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, out: Floats | None = None) -> Floats:
     """Coordinate descent on ½‖A − F B‖²: F_j ← max(0, F_j + (cross_j − F gram_j) / gram_jj), `sweeps` times over j.
 
-    Components with gram_jj = 0 do not enter the problem and stay as they are. The result is written to `place`, if any.
+    Components with gram_jj = 0 do not enter the problem and do not change. The result is written to `out` if given.
     """
     gram = np.ascontiguousarray(gram, F.dtype)
     diagonal = np.diagonal(gram)
     inverse = np.divide(1, diagonal, out=np.zeros_like(diagonal), where=diagonal > np.finfo(F.dtype).tiny * 4)
     cross = np.ascontiguousarray(cross, F.dtype)
-    out = np.empty(F.shape, F.dtype) if place is None else place
+    result = np.empty(F.shape, F.dtype) if out is None else out
     runtime.map_ranges(
         _pieces(F, sweeps * F.shape[1]),
-        lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], out[a:b], sweeps),
+        lambda a, b: compiled.sweep_rows(F[a:b], gram, inverse, cross[a:b], result[a:b], sweeps),
     )
-    return out
+    return result
 
 
 def multiply(F: Floats, gram: Floats, cross: Floats) -> Floats:
@@ -69,10 +69,10 @@ def extrapolate(new: Floats, old: Floats, amount: Any) -> Floats:
 
 
 def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
-    """argmin over F ≥ 0 of ½ tr(F gram Fᵀ) − ⟨F, cross⟩, from F; what is promised of it: local.pivoting.
+    """argmin over F ≥ 0 of ½ tr(F gram Fᵀ) − ⟨F, cross⟩, starting from F; see kernels.nnls.
 
-    Components are first brought to a length near one by powers of two, which rounds nothing. All of it is in float64,
-    so that one kernel is compiled for every type.
+    Components are first scaled to a length near one by powers of two, which is exact. Everything is in float64, so that
+    one compiled kernel serves every type.
     """
     diagonal = np.diagonal(gram).astype(np.float64)
     scale = np.where(diagonal > 0, np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2)), 0.0)
@@ -87,9 +87,9 @@ def solve_exactly(F: Floats, gram: Floats, cross: Floats) -> Floats:
 
 
 def gram(F: Floats, exactly: bool = True) -> Floats:
-    """Fᵀ F in float64, since errors by the trace formula need the digits.
+    """Fᵀ F in float64, which the trace formula for errors needs.
 
-    Without `exactly` products of some rows are in the type of F, and only sums over these in float64.
+    Without `exactly`, products of row blocks are in the type of F, and only their sums in float64.
     """
     kind = np.float64 if exactly else F.dtype
 
@@ -117,7 +117,7 @@ def total(F: Floats) -> Floats:
 
 
 def largest_eigenvalue(gram: Floats) -> Floats:
-    """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d array; infinite where an entry is not finite."""
+    """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d array; infinite if an entry is not finite."""
     values = np.asarray(gram, np.float64)
     return np.asarray(np.linalg.eigvalsh(values)[-1] if np.isfinite(values).all() else np.inf)
 
@@ -133,28 +133,28 @@ def scalar(value: Any, like: Floats) -> Floats:
 
 
 def where(condition: Any, one: Any, other: Any) -> Any:
-    """One or the other of two values, as a 0-d condition says: an array, also where it was a plain number."""
+    """Select one of two values by a 0-d condition; the result is an array even for plain numbers."""
     return np.asarray(one if condition else other)
 
 
 def choose(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """The same for values that are worked out only if they are needed."""
+    """The same for values that are computed only if needed."""
     return one() if condition else other()
 
 
 def is_known_false(condition: Any) -> bool:
-    """Whether a 0-d condition is false, where that can be seen without waiting for a device."""
+    """Whether a 0-d condition is known to be false without waiting for a device."""
     return not condition
 
 
 def cast(values: Any, example: Any) -> Floats:
-    """An array or tensor in the type and place of `example`; as it is where it is that already."""
+    """Convert an array or tensor to the type and device of `example`, without a copy if possible."""
     array = values.detach().cpu() if hasattr(values, "detach") else values
     return np.asarray(array).astype(example.dtype, copy=False)
 
 
 def empty(shape: tuple[int, ...], like: Floats) -> Floats:
-    """Uninitialised memory of a given shape and the type (and device) of `like`."""
+    """Uninitialized memory of a given shape, with the type and device of `like`."""
     return np.empty(shape, like.dtype)
 
 
@@ -164,7 +164,7 @@ def tile(F: Floats, columns: int) -> Floats:
 
 
 def rows_of(H: Floats) -> Floats:
-    """Hᵀ as contiguous rows: free when H is a transposed view of such."""
+    """Hᵀ as contiguous rows; no copy if H is a transposed view of such rows."""
     return np.ascontiguousarray(H.T)
 
 

@@ -1,6 +1,6 @@
 """Numba kernels over the known cells of a matrix, row by row in CSR form; serial, GIL released, sums in float64.
 
-A row sees only the columns it has met, so each has normal equations of its own: gram = Σ_j h_j h_jᵀ and
+Every row has different known cells, so each has its own normal equations: gram = Σ_j h_j h_jᵀ and
 cross = Σ_j x_ij h_j over its known cells j.
 """
 
@@ -16,9 +16,9 @@ from partsong.kernels.nnls import solve_rows
 SWEEPS = 20
 """Sweeps that find most of a row's support before it is solved exactly."""
 STILL = 1e-13
-"""A row whose optimality conditions are violated by no more than this share of its largest cross term is left alone."""
+"""A row has converged if its optimality conditions hold to this share of its largest cross term."""
 FLAT = 16 * 2.0**-52
-"""Pivots below this belong to components that depend on others, as far as float64 can tell."""
+"""Pivots below this belong to components that are linearly dependent in float64."""
 
 
 @compiled(fastmath=FAST, inline="always")
@@ -54,7 +54,7 @@ def residuals(indptr, indices, data, W, Ht, start, stop, out):  # type: ignore[n
 def gains(indptr, indices, data, Ht, W, other, start, stop, out):  # type: ignore[no-untyped-def]
     """out[i] = ½ Σ_j (x_ij − w_i·h_j)² − ½ Σ_j (x_ij − v_i·h_j)² over known cells, v_i a row of `other`.
 
-    Summed as ½ Σ_j (v_i − w_i)·h_j (2 x_ij − (v_i + w_i)·h_j), which keeps the digits where both are nearly equal.
+    Summed as ½ Σ_j (v_i − w_i)·h_j (2 x_ij − (v_i + w_i)·h_j), which avoids cancellation if both are nearly equal.
     """
     for i in range(start, stop):
         total = 0.0
@@ -67,7 +67,7 @@ def gains(indptr, indices, data, Ht, W, other, start, stop, out):  # type: ignor
 
 @compiled(fastmath=FAST)
 def _gather(indices, data, Ht, first, last, gram, cross):  # type: ignore[no-untyped-def]
-    """gram and cross of entries first…last; four of them at a time share a pass over gram."""
+    """gram and cross of entries first…last, four at a time per pass over gram."""
     k = cross.shape[0]
     gram[:] = 0.0
     cross[:] = 0.0
@@ -113,7 +113,7 @@ def _sweep(gram, cross, w):  # type: ignore[no-untyped-def]
 
 @compiled()
 def _solve(gram, cross, w):  # type: ignore[no-untyped-def]
-    """The exact solution from w, which it replaces; components are first brought near unit length by powers of two."""
+    """Replace w by the exact solution; components are first scaled to near unit length by powers of two."""
     k = w.shape[0]
     scale, scaled = np.zeros(k), np.empty((k, k))
     for j in range(k):
@@ -130,7 +130,7 @@ def _solve(gram, cross, w):  # type: ignore[no-untyped-def]
 def respond(indptr, indices, data, Ht, penalties, exactly, start, stop, out):  # type: ignore[no-untyped-def]
     """out[i] = argmin over w ≥ 0 of ½ Σ_j (x_ij − w·h_j)² + c_i (l1 Σw + ½ l2 ‖w‖²) over the c_i known cells j.
 
-    Ht is in float64, penalties = (l1, l2). A row starts from its own multiple of ones; one that knows nothing is zero.
+    Ht is in float64, penalties = (l1, l2). A row starts from a multiple of ones; a row without known cells is 0.
     """
     k = Ht.shape[1]
     gram, cross, w = np.empty((k, k)), np.empty(k), np.empty(k)

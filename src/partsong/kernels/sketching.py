@@ -1,7 +1,7 @@
 """Numba kernels for products with sketches; serial, GIL released, never densify.
 
-An S of one entry in each row comes as lists: `order` and `weights` are coordinates and their entries of S sorted by
-place, `begins` says where the list of each place begins (and ends), `places` which places have one.
+An S with one entry per row is given as lists: `order` and `weights` are the coordinates and their entries of S, sorted
+by place (column of S); `begins` has the start (and end) of the list of each place, `places` the non-empty places.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import numpy as np
 from partsong.kernels.compiling import FAST, compiled
 
 LANES = 16
-"""Rows that are worked on together."""
+"""Rows that are processed together."""
 IN_ORDER = {"contract"}
-"""Short sums are slower when their order is free: they are then cut up for wide registers that they do not fill."""
+"""Fast-math flags for short sums, which get slower if they may be reordered for wide registers."""
 SHORT = 32
-"""Terms that are at most summed in the type of the data."""
+"""Maximum number of terms that are summed in the type of the data."""
 
 
 @compiled(fastmath=IN_ORDER)
 def place_along_rows(block, order, weights, begins, places, out):  # type: ignore[no-untyped-def]
-    """out[i, place] += Σ weight·block[i, coordinate], for blocks with rows in one piece."""
+    """out[i, place] += Σ weight·block[i, coordinate], for blocks with contiguous rows."""
     total = np.empty(LANES)
     whole = block.shape[0] - block.shape[0] % LANES
     for top in range(0, whole, LANES):
@@ -42,7 +42,7 @@ def place_along_rows(block, order, weights, begins, places, out):  # type: ignor
 
 @compiled(fastmath=FAST)
 def place_columns(block, order, weights, begins, places, out):  # type: ignore[no-untyped-def]
-    """The same for blocks with columns in one piece."""
+    """The same for blocks with contiguous columns."""
     total = np.empty(block.shape[0])
     for t in range(places.shape[0]):
         total[:] = 0
@@ -56,7 +56,7 @@ def place_columns(block, order, weights, begins, places, out):  # type: ignore[n
 
 @compiled(fastmath=FAST)
 def place_entries(indptr, indices, data, places, weights, start, out):  # type: ignore[no-untyped-def]
-    """out[i, places[j]] += weights[j]·x for the entries x of row start + i in column j; `out` comes as zeros."""
+    """out[i, places[j]] += weights[j]·x for the entries x of row start + i in column j; `out` starts as zeros."""
     total = np.zeros(out.shape[1])
     for i in range(out.shape[0]):
         first, last = indptr[start + i], indptr[start + i + 1]
@@ -78,7 +78,7 @@ def place_entries(indptr, indices, data, places, weights, start, out):  # type: 
 
 @compiled(fastmath=FAST)
 def place_rows(indptr, indices, data, order, weights, begins, places, out):  # type: ignore[no-untyped-def]
-    """out[place] += Σ weight·(row of a CSR matrix) over the rows in the list of each place; `out` comes as zeros."""
+    """out[place] += Σ weight·(row of a CSR matrix) over the rows in the list of each place; `out` starts as zeros."""
     total = np.zeros(out.shape[1])
     for t in range(places.shape[0]):
         row = out[places[t]]
@@ -115,7 +115,7 @@ def hadamard_entries(indices, signs, chosen, out):  # type: ignore[no-untyped-de
 
 @compiled(inline="always")
 def _transform(group):  # type: ignore[no-untyped-def]
-    """The Walsh–Hadamard transform of each column, in place: two of its levels at a time, and what is left."""
+    """The Walsh–Hadamard transform of each column, in place: two levels at a time, then the last one if any."""
     length, step = group.shape[0], 1
     while 4 * step <= length:
         for top in range(0, length, 4 * step):
@@ -134,7 +134,7 @@ def _transform(group):  # type: ignore[no-untyped-def]
 
 @compiled(inline="always")
 def _fill(group, block, signs, top):  # type: ignore[no-untyped-def]
-    """group[j, i] = signs[j]·block[top + i, j], and zero where there are no such rows."""
+    """group[j, i] = signs[j]·block[top + i, j]; zero beyond the last row."""
     if top + LANES <= block.shape[0]:
         for j in range(block.shape[1]):
             for i in range(LANES):
@@ -150,8 +150,8 @@ def _fill(group, block, signs, top):  # type: ignore[no-untyped-def]
 def hadamard_rows(block, signs, start, chosen, length, out):  # type: ignore[no-untyped-def]
     """out[i, c] += Σ_j block[i, j] signs[j] (−1)^|(start + j) ∧ chosen[c]|.
 
-    Coordinates come in stretches of `length` (a power of two) that begin at its multiples: within one, the upper bits
-    give one sign for each c, and the lower ones a transform of that length.
+    Coordinates are processed in groups of `length` (a power of two) that start at its multiples: within one, the upper
+    bits give one sign for each c, and the lower bits a transform of that length.
     """
     group = np.empty((length, LANES), out.dtype)
     total = np.empty((chosen.shape[0], LANES), out.dtype)

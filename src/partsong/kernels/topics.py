@@ -1,4 +1,4 @@
-"""Numba kernels for descent by mini-batches: sparse sums into a factor, and what lies between the critic's products."""
+"""Numba kernels for mini-batch descent: sparse updates of a factor, and element-wise steps of the critic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from partsong.kernels.compiling import FAST, compiled
 
 @compiled(fastmath=FAST)
 def add_transposed(indptr, indices, data, F, start, scale, out):  # type: ignore[no-untyped-def]
-    """out += scale · XᵀF for the rows of X from `start` on, as many as F has."""
+    """out += scale · XᵀF for len(F) rows of X from row `start` on."""
     for i in range(F.shape[0]):
         row = F[i]
         for p in range(indptr[start + i], indptr[start + i + 1]):
@@ -19,7 +19,7 @@ def add_transposed(indptr, indices, data, F, start, scale, out):  # type: ignore
 
 @compiled()
 def rectify(Z):  # type: ignore[no-untyped-def]
-    """Z ← max(0, Z); NaN stays."""
+    """Z ← max(0, Z); NaN is kept."""
     zero = Z.dtype.type(0)
     for i in range(Z.shape[0]):
         row = Z[i]

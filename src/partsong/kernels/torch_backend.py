@@ -15,24 +15,24 @@ Tensor = Any
 
 
 def capabilities(F: Tensor) -> frozenset[str]:
-    """Tensors on a GPU can be handed to its own kernels."""
+    """CUDA kernels, and Triton if installed, for tensors on a GPU."""
     if F.device.type != "cuda":
         return frozenset()
     return frozenset({"cuda", *(["triton"] if find_spec("triton") else [])})
 
 
-def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int, place: Tensor | None = None) -> Tensor:
-    """Coordinate descent over columns, always in memory of its own; see numpy_backend.sweep."""
-    out = F.T.clone(memory_format=torch.contiguous_format)  # components as contiguous rows
+def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int, out: Tensor | None = None) -> Tensor:
+    """Coordinate descent over columns, always in new memory; see numpy_backend.sweep."""
+    rows = F.T.clone(memory_format=torch.contiguous_format)  # components as contiguous rows
     target = cross.T.contiguous()
     sizes = torch.diagonal(gram)
     is_there = sizes > torch.finfo(F.dtype).tiny * 4
     sizes = torch.where(is_there, sizes, 1)
     for _ in range(sweeps):
-        for j in range(len(out)):
-            moved = torch.clamp(out[j] + (target[j] - gram[j] @ out) / sizes[j], min=0)
-            out[j] = torch.where(is_there[j], moved, out[j])
-    return out.T.contiguous()
+        for j in range(len(rows)):
+            moved = torch.clamp(rows[j] + (target[j] - gram[j] @ rows) / sizes[j], min=0)
+            rows[j] = torch.where(is_there[j], moved, rows[j])
+    return rows.T.contiguous()
 
 
 def multiply(F: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ def extrapolate(new: Tensor, old: Tensor, amount: Any) -> Tensor:
 
 
 def solve_exactly(F: Tensor, gram: Tensor, cross: Tensor) -> Tensor:
-    """See numpy_backend.solve_exactly; the small systems are solved on the host, where tensors on a device travel."""
+    """See numpy_backend.solve_exactly; tensors are copied to the host, where the small systems are solved."""
     return cast(numpy_backend.solve_exactly(to_numpy(F), to_numpy(gram), to_numpy(cross)), F)
 
 
 def gram(F: Tensor, exactly: bool = True) -> Tensor:
-    """Fᵀ F in float64; without `exactly` products are in the type of F."""
+    """Fᵀ F in float64; without `exactly`, products are in the type of F."""
     if not exactly:
         return (F.T @ F).double()
     total = torch.zeros((F.shape[1], F.shape[1]), dtype=torch.float64, device=F.device)
@@ -77,7 +77,7 @@ def total(F: Tensor) -> Tensor:
 
 
 def largest_eigenvalue(gram: Tensor) -> Tensor:
-    """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d tensor; infinite where an entry is not finite."""
+    """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d tensor; infinite if an entry is not finite."""
     values, is_finite = gram.double(), torch.isfinite(gram).all()
     largest = torch.linalg.eigvalsh(torch.where(is_finite, values, 0.0))[-1]
     return torch.where(is_finite, largest, float("inf"))
@@ -94,29 +94,29 @@ def scalar(value: Any, like: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """One or the other of two values, as a 0-d condition says; both are at hand, and the host does not look."""
+    """Select one of two values by a 0-d condition, without synchronizing with the device."""
     return torch.where(condition, one, other)
 
 
 def choose(condition: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]) -> Tensor:
-    """The same for values that are still to be worked out."""
+    """The same for values that are computed here."""
     return torch.where(condition, one(), other())
 
 
 def is_known_false(condition: Tensor) -> bool:
-    """Never: to look at a condition is to wait for the device."""
+    """Always False: reading a condition would wait for the device."""
     return False
 
 
 def cast(values: Any, example: Tensor) -> Tensor:
-    """An array or tensor in the type and place of `example`; tensors do not travel through the host."""
+    """Convert an array or tensor to the type and device of `example`; tensors are not copied through the host."""
     if isinstance(values, torch.Tensor):
         return values.to(device=example.device, dtype=example.dtype)
     return torch.as_tensor(np.ascontiguousarray(values)).to(device=example.device, dtype=example.dtype)
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Uninitialised memory of a given shape and the type and device of `like`."""
+    """Uninitialized memory of a given shape, with the type and device of `like`."""
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 

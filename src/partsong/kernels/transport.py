@@ -1,4 +1,4 @@
-"""Numba kernels of alignment: the scaling iteration of entropic transport."""
+"""Numba kernels of entropic transport: the Sinkhorn scaling iteration with extrapolation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import numpy as np
 from partsong.kernels.compiling import compiled
 
 SMALLEST, LARGEST = 1e-50, 1e50
-"""Factors beyond these go back to the log domain before they underflow."""
+"""Factors outside this range are moved to the log domain before they underflow."""
 NEGLIGIBLE = 1e-150
-"""Entries of a kernel below this add nothing, whatever the factors; as numbers without full precision they are slow."""
+"""Kernel entries below this are negligible for all factors; as subnormal numbers they would be slow."""
 PAUSE = 8
-"""Iterations between leaps, at first."""
+"""Initial number of iterations between extrapolations."""
 SLOWEST, FARTHEST = 0.98, 50.0
-"""A leap takes no ratio above the first for granted, and changes no factor by more than e to the second."""
+"""Limits of an extrapolation: on the convergence ratio, and on the change of a factor (as a power of e)."""
 
 
 @compiled()
 def scale(K, Kt, rows, columns, u, v, iterations, tolerance):  # type: ignore[no-untyped-def]
     """u_a ← rows_a / (K v)_a, v_b ← columns_b / (Kᵀ u)_b, until the row sums of u K v are right to `tolerance`.
 
-    Kt is Kᵀ as rows, so that both products add up whole rows, many entries in one instruction. Every few iterations v
-    leaps ahead; where that did not make the error fall, it pauses twice as long from then on. Returns how many
-    iterations were done, and whether the sums are right; it ends early where factors become extreme.
+    Kt is Kᵀ with contiguous rows, so that both products add whole rows with SIMD instructions. Every few iterations v
+    is extrapolated; if the error did not fall, the interval doubles. Returns the number of iterations and whether the
+    sums have converged; it ends early if factors become extreme.
     """
     k, l = K.shape
     sums, back = np.empty(k), np.empty(l)
@@ -71,9 +71,9 @@ def add_rows(K, weights, total):  # type: ignore[no-untyped-def]
 
 @compiled()
 def leap(v, before, earlier):  # type: ignore[no-untyped-def]
-    """log v ← log v + λ/(1 − λ)·Δ, with Δ its last change and λ the ratio of that to the one before (Aitken).
+    """Aitken extrapolation: log v ← log v + λ/(1 − λ)·Δ, with the last change Δ and its ratio λ to the previous one.
 
-    Were all further changes in that ratio, they would end there.
+    This is the limit if all further changes had the same ratio.
     """
     along, square, largest = 0.0, 0.0, 0.0
     for b in range(len(v)):

@@ -168,8 +168,8 @@ TABLE: dict[str, Entry] = {
         "As fednmf, while weights keep mutual information with the documents, by a critic that is learned"
         " with them.",
         (
-            "epochs", "batch", "rate", "weight_step", "warm_start_weights", "server", "server_rate", "strength",
-            "critic", "mi_gradient", "critic_rate",
+            "epochs", "batch", "rate", "weight_step", "warm_start_weights", "server", "server_rate",
+            "strength", "critic", "mi_gradient", "critic_rate",
         ),
         tasks=("texts",),
         pooled_name="nmf-sgd-mi",

@@ -20,8 +20,8 @@ class TurnsAtOnce(Protocol):
     def max_steps_per_call(self, rank: int, move: StepRule) -> int:
         """How many turns one call should do at most, so that it can be interrupted after it; 0: do them singly."""
 
-    def run_fused_steps(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, turns: FusedSteps) -> None:
-        """All of `turns`, in place; the factors before the last step are kept where the rule looks back."""
+    def run_fused_steps(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, steps: FusedSteps) -> None:
+        """All of `steps`, in place; the factors before the last step are kept where the rule looks back."""
 
 
 def longest_call(matrix: Matrix, rule: UpdateRule, coupling: Coupling | None, Ht: Array) -> int:

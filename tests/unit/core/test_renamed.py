@@ -17,7 +17,7 @@ X = np.random.default_rng(0).random((12, 5))
 FILES = Path(__file__).resolve().parents[3].rglob("from_0_1_0/federated-*.safetensors")
 
 
-OF_TOPICS = {"max_df", "max_word_bytes", "warm_start_weights"}
+OF_TOPICS = {"max_share", "longest_word", "fits_first"}
 
 
 @pytest.mark.parametrize("old", sorted(set(renamed.PARAMETERS) - {"masked_bound", "sums"} - OF_TOPICS))
