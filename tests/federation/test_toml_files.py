@@ -271,7 +271,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
     with pytest.raises(FileError, match="Check the path"):
         Policy.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = b")
-    with pytest.raises(FormatError, match="not TOML"):
+    with pytest.raises(FormatError, match="not valid TOML"):
         Experiment.read(tmp_path / "bad.toml")
 
 
@@ -304,7 +304,7 @@ OF_EXPERIMENTS = 'method = "exact"\nrank = 3\nrounds = 2\n'
         (Experiment.read, OF_EXPERIMENTS + "seed = '7'", ": seed must be a whole number of at least 0 and at most"),
         (Experiment.read, OF_EXPERIMENTS + "mask_bound = 0", ": mask_bound must be a number above 0; got 0."),
         (Experiment.read, OF_EXPERIMENTS + "steps = 2", " has no setting 'steps'. Did you mean 'local_steps'"),
-        (Experiment.read, OF_EXPERIMENTS + "accelerate = 1", ": accelerate is true or false; got 1."),
+        (Experiment.read, OF_EXPERIMENTS + "accelerate = 1", ": accelerate must be true or false; got 1."),
         (
             Experiment.read,
             OF_EXPERIMENTS + "privacy.epsilo = 1",

@@ -121,8 +121,8 @@ class DisjointBlocks(Summing):
                 _, *place = (int(value) for value in upload["place"])
                 if tuple(place) != dealt:
                     raise PartyError(
-                        f"A party sent one of {place[0]} blocks of {place[1]} columns, but the model has {dealt[0]} "
-                        f"blocks of {dealt[1]} columns. Restart all parties from the same checkpoint."
+                        f"A party sent a block of {place[1]} columns in {place[0]} blocks, but the model has "
+                        f"{dealt[1]} columns in {dealt[0]} blocks. Restart all parties from the same checkpoint."
                     )
         return sum_uploads(self, uploads)
 
