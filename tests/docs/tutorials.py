@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = re.compile(
-    r"^```(?P<language>python|bash)\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<shown>.*?)^```\n)?", re.MULTILINE | re.DOTALL
+    r"^```(?P<language>python|bash)\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<shown>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
 )
 
 
