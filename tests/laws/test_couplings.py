@@ -1,6 +1,8 @@
-"""Laws of couplings: what a pull does to a step, and that the party's objective never rises with the exact form."""
+"""Laws of couplings: what a pull does to a step, proximal weights, and what the parties of FNMF minimise together."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,15 @@ from partsong.aggregation.alignment import (
     Sinkhorn,
     SoftMax,
 )
-from partsong.errors import CompositionError, ParameterError
+from partsong.aggregation.plaintext import PlainReduction
+from partsong.core.interfaces import Outcome, Plan, Schedule, Shard
+from partsong.core.streams import key
+from partsong.data.conversion import as_matrix
+from partsong.engines.local import Sequential
+from partsong.errors import CompositionError, DataError, ParameterError
+from partsong.evaluation.metrics import potential
+from partsong.methods import build
+from partsong.methods.averaging import LocalAveraging
 from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import (
@@ -25,7 +35,12 @@ from partsong.solvers.update_rules import (
     InertialPalm,
     Multiplicative,
     ProjectedGradient,
+    ProximalDescent,
+    converges_when_sketched,
+    warn_unless_convergent,
 )
+from partsong.training.loop import StoppingRule, run
+from partsong.training.simulation import FederatedFit, SimulationMeasures, party_components
 
 RULES = [
     Multiplicative(), CoordinateDescent(2), ProjectedGradient(), InertialPalm(), InertialPalm(0.3), BlockPivoting(),
@@ -207,3 +222,200 @@ def test_tensors_are_pulled_like_arrays(coupling):
 def test_senseless_settings_are_refused(make):
     with pytest.raises(ParameterError):
         make()
+
+
+def proximal_problem(seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    A, B, F = rng.random((20, 15)), scale * rng.random((4, 15)), rng.random((20, 4)) / scale
+    return NormalEquations.of(A, B), F
+
+
+def steps(rule, equations, F, count=5):
+    state = rule.init(F)
+    for _ in range(count):
+        F, state = rule.step(F, equations, state)
+    return F, state
+
+
+def test_weights_are_those_of_coordinate_descent_times_the_first_mean_diagonal():
+    equations, F = proximal_problem()
+    size = np.trace(equations.gram) / 4
+    found, state = steps(ProximalDescent(2, 0.3, 0.1), equations, F)
+    known, _ = steps(CoordinateDescent(2, 0.3 * size, 0.1 * size), equations, F)
+    assert_allclose(found, known, rtol=1e-12)
+    assert (state.count, state.scale) == (5, pytest.approx(size))
+
+
+def test_the_unit_is_that_of_the_first_problem_for_good():
+    """Weights that followed each sketch would fall where components grow, and Theorem 1 would not apply."""
+    equations, F = proximal_problem()
+    rule = ProximalDescent(alpha=1.0, beta=0.0)
+    _, state = rule.step(F, equations, rule.init(F))
+    larger = NormalEquations(100 * equations.gram, 100 * equations.cross)
+    found, after = rule.step(F, larger, state)
+    known, _ = CoordinateDescent(alpha=state.scale).step(F, larger, CoordinateDescent().init(F))
+    assert_array_equal(found, known)
+    assert after.scale == state.scale
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e3])
+def test_the_scale_of_the_other_factor_does_not_matter(scale):
+    rule = ProximalDescent(alpha=0.5, beta=0.5)
+    plain, _ = steps(rule, *proximal_problem())
+    scaled, _ = steps(rule, *proximal_problem(scale=scale))
+    assert_allclose(scale * scaled, plain, rtol=1e-9)
+    absolute = CoordinateDescent(alpha=0.5, beta=0.5)
+    assert not np.allclose(
+        scale * steps(absolute, *proximal_problem(scale=scale))[0], steps(absolute, *proximal_problem())[0], rtol=0.01
+    )
+
+
+def test_a_problem_without_components_leaves_the_unit_open():
+    equations, F = proximal_problem()
+    rule = ProximalDescent()
+    nothing = NormalEquations(0 * equations.gram, 0 * equations.cross)
+    kept, state = rule.step(F, nothing, rule.init(F))
+    assert_array_equal(kept, F)
+    assert state.scale == 0
+    _, state = rule.step(F, equations, state)
+    assert state.scale == pytest.approx(np.trace(equations.gram) / 4)
+
+
+def test_steps_become_smaller_with_growing_weights():
+    """After t steps on problems with noise the factor moves by about 1/μ_t."""
+    rng, (equations, F) = np.random.default_rng(1), proximal_problem()
+    moves = {}
+    for rule in (ProximalDescent(alpha=0.1, beta=0.1), ProximalDescent(alpha=0.1, beta=0.0)):
+        state, G = rule.init(F), F
+        for _ in range(300):
+            noisy = NormalEquations(equations.gram, equations.cross + 0.3 * rng.standard_normal(F.shape))
+            moved, state = rule.step(G, noisy, state)
+            moves[rule.beta], G = np.linalg.norm(moved - G), moved
+    assert moves[0.1] < 0.1 * moves[0.0]
+
+
+@pytest.mark.parametrize("wrong", [{"sweeps": 0}, {"alpha": -1.0}, {"beta": -1e-9}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(ParameterError, match="ProximalDescent needs"):
+        ProximalDescent(**wrong)
+
+
+def test_only_growing_weights_converge():
+    assert converges_when_sketched(0.0, 1e-9)
+    assert not converges_when_sketched(10.0, 0.0)
+    for pair in ((-1.0, 1.0), (1.0, -1.0)):
+        with pytest.raises(ParameterError, match="not negative"):
+            converges_when_sketched(*pair)
+    warn_unless_convergent(1.0, 0.1)
+    with pytest.warns(UserWarning, match=r"alpha = 2.*Take beta > 0"):
+        warn_unless_convergent(2.0, 0.0)
+
+
+class PotentialMeasures(SimulationMeasures):
+    """ΣΦ over ½Σ‖X_p‖² as the objective: what the parties of a program with an aligned pull minimise together."""
+
+    def objective(self, done, error):
+        states = done.checkpoint.parties
+        here = [shard for shard in self.shards if getattr(states.get(shard.name), "Ht", None) is not None]
+        weights, own = {n: s.W for n, s in states.items()}, party_components(done.checkpoint)
+        H, pull = self.program.components(done.checkpoint.server), self.program.coupling
+        found = potential(here, weights, own, H, pull.strength, pull.align)
+        return 2 * found / sum(shard.matrix.squared_norm for shard in self.shards)
+
+
+def following(program, shards, schedule, tol=1e-4):
+    """The training of a run that stops on ΣΦ."""
+    return run(FederatedFit(program, shards, schedule, StoppingRule(tol), measures=PotentialMeasures(program, shards)))
+
+
+SUB_STOCHASTIC = PartialSinkhorn(level=0.4, blur=0.5)
+ALIGNED = [Assignment(), PartialAssignment(), Sinkhorn(), SUB_STOCHASTIC]
+
+
+def shards_of(parties=4):
+    rng = np.random.default_rng(2)
+    H = rng.gamma(0.4, size=(3, 18))
+    rows = [rng.gamma(0.5, size=(20 + i, 3)) @ H + 0.05 * rng.random((20 + i, 18)) for i in range(parties)]
+    return [Shard(f"p{i}", as_matrix(X), key(7, i)) for i, X in enumerate(rows)]
+
+
+def fnmf(align=Assignment(), strength=0.5, steps=15):
+    return replace(
+        build("fnmf-local", 3, local_steps=steps, align="assignment"),
+        coupling=AlignedProximalTerm(strength, align, prox="exact"),
+    )
+
+
+@pytest.mark.parametrize("align", ALIGNED, ids=repr)
+def test_it_is_the_sum_of_what_each_party_minimises(align):
+    shards, program = shards_of(), fnmf(align)
+    done = list(Sequential().run(program, shards, Schedule(3, 1), reduction=PlainReduction()))[-1]
+    H, own = program.components(done.checkpoint.server), party_components(done.checkpoint)
+    total = 0.0
+    for shard in shards:
+        mine, W = own[shard.name], done.checkpoint.parties[shard.name].W
+        plan = align.plan(mine, H)
+        total += 0.5 * np.square(shard.matrix.X - W @ mine).sum()
+        for row, goal, weight in zip(mine, plan.matrix @ H, plan.weights, strict=True):
+            total += 0.5 * 0.5 * weight * np.square(row - goal / weight).sum() if weight > 0 else 0.0
+    energy = sum(np.square(shard.matrix.X).sum() for shard in shards)
+    assert_allclose(PotentialMeasures(program, shards).objective(done, 0.0), 2 * total / energy, rtol=1e-9)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The plan that was found before a step, for after it as well."""
+
+    found: Plan
+    is_partial = True
+
+    def plan(self, target, source):
+        return self.found
+
+
+@pytest.mark.parametrize("align", ALIGNED, ids=repr)
+@pytest.mark.parametrize("strength", [0.5, 2000.0])
+def test_no_step_of_a_party_raises_it(align, strength):
+    """With the plan of the step: alignments that do not minimise distances may raise it between steps."""
+    rng = np.random.default_rng(3)
+    shard, rule = shards_of(1)[0], InertialPalm()
+    model = np.random.default_rng(2).gamma(0.4, size=(3, 18)).T + 0.2 * rng.random((18, 3))
+    W, Ht = rng.random((20, 3)), 0.1 * (model + rng.random((18, 3)))
+    pull, memory, partial = AlignedProximalTerm(strength, align, prox="exact"), rule.init(Ht), []
+    for _ in range(60):
+        W, _ = rule.step(W, NormalEquations(Ht.T @ Ht, shard.matrix.X @ Ht), rule.init(W))
+        equations = NormalEquations(W.T @ W, shard.matrix.X.T @ W)
+        after, memory, tether = pull.step(rule, Ht, equations, memory, ProximalAnchor(model))
+        before, then = (
+            potential([shard], {"p0": W}, {"p0": one.T}, model.T, strength, Held(tether.plan)) for one in (Ht, after)
+        )
+        assert then <= before * (1 + 1e-12)
+        Ht = after
+        partial += [w for w in tether.plan.weights if 0.01 < w < 0.99]
+    assert bool(partial) == (align == SUB_STOCHASTIC)
+
+
+def test_a_party_that_cannot_start_adds_nothing_to_it(monkeypatch):
+    shards, program, plain = shards_of(), fnmf(), LocalAveraging.start_party
+
+    def start_party(self, shard, layout):
+        if shard.name == "p1":
+            raise DataError("The disk of p1 is gone.")
+        return plain(self, shard, layout)
+
+    absent = following(program, shards, Schedule(3, 1, absent={i: frozenset({"p1"}) for i in range(3)}))
+    monkeypatch.setattr(LocalAveraging, "start_party", start_party)
+    unwell = following(program, shards, Schedule(3, 1, on_party_error="skip"))
+    assert [row.objective for row in unwell.history] == [row.objective for row in absent.history]
+
+
+def test_it_settles_and_a_run_stops_on_it():
+    shards, program = shards_of(), fnmf(steps=40)
+    settled = following(program, shards, Schedule(400, 1))
+    assert settled.outcome is Outcome.CONVERGED
+    potentials = [row.objective for row in settled.history]
+    assert 6 < len(potentials) < 400
+    assert potentials[-1] < potentials[0]
+    assert_allclose(potentials[-5:], potentials[-1], rtol=1e-3)
+    longer = following(program, shards, Schedule(len(potentials) + 20, 1), tol=0)
+    assert longer.history[-1].objective <= potentials[-1] * (1 + 1e-3)

@@ -11,7 +11,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import linear_sum_assignment
 from scipy.special import psi
 from sklearn.decomposition import LatentDirichletAllocation
-from test_programs import shards_of
 
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
@@ -26,6 +25,7 @@ from partsong.kernels import lda as compiled_lda
 from partsong.methods.fedlda import FederatedLDA, LDAPartyState
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.lda import TopicRows, expectations
+from tests.laws.test_programs import shards_of
 
 TOPICS, WORDS, DOCUMENTS = 4, 30, 90
 CUTS = [20, 21, 60]

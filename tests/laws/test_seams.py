@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
-from test_programs import data, run, shards_of
 
 from partsong import kernels
 from partsong.core import runtime
@@ -39,6 +38,7 @@ from partsong.solvers.update_rules import (
     ProjectedGradient,
     ProximalDescent,
 )
+from tests.laws.test_programs import data, run, shards_of
 
 K = 4
 

@@ -1,4 +1,4 @@
-"""Laws of topics by descent: against a loop of a few lines, between engines, and of what is sent."""
+"""Laws of topics by descent: against a loop of a few lines, between engines, of what is sent, and of stored states."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from method_tables import fednmf, fednmf_mi
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 
+import partsong
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import key, stream
@@ -21,7 +22,9 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.engines.rounds import sample_participants
 from partsong.errors import DataTypeError, DivergenceError, ParameterError
+from partsong.federation import wire
 from partsong.io.state_file import read_state, write_state
+from partsong.methods.counts import CooccurrenceSums, FrequencySums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import DescentPartyState, FederatedDescent
 from partsong.methods.mutual_information import numpy_backend
@@ -502,3 +505,51 @@ def test_a_fraction_of_the_parties_is_drawn_for_each_round(parties, fraction, co
 def test_a_fraction_of_parties_is_above_nothing_and_at_most_all(fraction):
     with pytest.raises(ParameterError, match="fraction"):
         sample_participants(["a", "b"], 3, fraction, 0)
+
+
+QUICK = {"epochs": 2, "batch": 8, "rate": 0.1}
+STORED_PROGRAMS = {
+    "fednmf": fednmf(3, **QUICK),
+    "fednmf adam": fednmf(3, server="adam", **QUICK),
+    "fednmf-mi yogi": fednmf_mi(3, server="yogi", **QUICK),
+    "fedlda": FederatedLDA(3, iterations=10, starts_over=False),
+}
+COUNTS = {"pairs": CooccurrenceSums.of([(0, 1, 2), (2, 3)]), "frequencies": FrequencySums()}
+
+
+def shards():
+    draw = np.random.default_rng(0)
+    return [Shard(name, as_matrix(draw.poisson(0.7, (20, 9)) * 1.0), key(1, name)) for name in "abc"]
+
+
+def run_stored(program, rounds, resume=None):
+    return list(Sequential().run(program, shards(), Schedule(rounds, 3), reduction=PlainReduction(), resume=resume))
+
+
+@pytest.mark.parametrize("name", STORED_PROGRAMS)
+def test_a_run_from_a_file_is_the_uninterrupted_run(name, tmp_path):
+    whole = run_stored(STORED_PROGRAMS[name], 4)
+    write_state(tmp_path / "c.ckpt", whole[1].checkpoint)
+    point = read_state(tmp_path / "c.ckpt")
+    rest = run_stored(STORED_PROGRAMS[name], 4, point)
+    assert [np.asarray(done.model["H"]).tobytes() for done in rest] == [
+        np.asarray(done.model["H"]).tobytes() for done in whole[2:]
+    ]
+
+
+@pytest.mark.parametrize("name", [*STORED_PROGRAMS, *COUNTS])
+def test_sites_and_servers_can_keep_their_states(name, tmp_path):
+    program = (STORED_PROGRAMS | COUNTS)[name]
+    point = run_stored(program, 1)[-1].checkpoint
+    for number, state in enumerate((point.server, *point.parties.values())):
+        wire.save_state(tmp_path / f"{number}.state", state)
+        again = wire.load_state(tmp_path / f"{number}.state", type(state))
+        assert type(again) is type(state)
+        assert repr(again) == repr(state)
+
+
+def test_a_mixture_is_completed_without_penalties_of_least_squares():
+    rows = [shard.matrix.X for shard in shards()]
+    model = partsong.FederatedNMF(method=FederatedLDA(3), random_state=0, rounds=5).fit(rows)
+    assert np.allclose(model.components_.sum(axis=1), 1)
+    assert np.allclose(model.transform(np.vstack(rows)).sum(axis=1), 1)

@@ -14,9 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from test_programs import PROGRAMS, data, shards_of
-from test_programs import run as run_openly
-from test_sketched_consensus import program_of
 
 from partsong.aggregation.linear import AlignedMean, Mean, Sum, WeightedMean, sum_uploads
 from partsong.aggregation.plaintext import PlainReduction
@@ -56,6 +53,9 @@ from partsong.secure_aggregation.messages import (
 from partsong.secure_aggregation.protocol import SecureSum, roster_of
 from partsong.secure_aggregation.secret_sharing import Secrets, dealt, dealt_bytes, split_for
 from partsong.sketch.kinds import Gaussian
+from tests.laws.test_programs import PROGRAMS, data, shards_of
+from tests.laws.test_programs import run as run_openly
+from tests.laws.test_sketched_consensus import program_of
 
 SHAPE = (3, 5)
 
