@@ -23,15 +23,17 @@ def arguments(words: list[str]) -> argparse.Namespace:
         description="Measure speed, product floor, memory, compile time. PARTSONG_DATA names the folder of real data.",
     )
     parser.add_argument("parts", nargs="*", choices=(*PARTS, []), help=f"default: {' '.join(USUAL)}")
-    parser.add_argument("--quick", action="store_true", help="tiny data and short runs, to see that everything works")
-    parser.add_argument("--workloads", default="", help="names, separated by commas")
-    parser.add_argument("--contestants", default="", help="names, separated by commas; with --keep, to go in parts")
+    parser.add_argument("--quick", action="store_true", help="tiny data and short runs, to check that everything works")
+    parser.add_argument("--workloads", default="", help="comma-separated names")
+    parser.add_argument("--contestants", default="", help="comma-separated names; use --keep to measure in parts")
     parser.add_argument("--seeds", type=int, help="runs per method (default 5; tuning 3; quick 2)")
     parser.add_argument("--seconds", type=float, help="limit per run on the largest data (default 20; tuning 2)")
-    parser.add_argument("--threads", type=int, default=machine.cores(), help="for every library (default: all cores)")
-    parser.add_argument("--thorough", action="store_true", help="every run to its limit, also after the first seed")
-    parser.add_argument("--large", action="store_true", help="memory: also large data (wide, sparse, mapped)")
-    parser.add_argument("--keep", type=Path, help="a JSON file with all runs: read first, added to, written back")
+    parser.add_argument(
+        "--threads", type=int, default=machine.cores(), help="threads for every library (default: all cores)"
+    )
+    parser.add_argument("--thorough", action="store_true", help="run every method to its limit on all seeds")
+    parser.add_argument("--large", action="store_true", help="memory: also measure large data (wide, sparse, mapped)")
+    parser.add_argument("--keep", type=Path, help="a JSON file of runs that is read, extended and written back")
     parser.add_argument("--output", type=Path, help="default build/speed.md; tuning, game and others: standard output")
     return parser.parse_args(words)
 

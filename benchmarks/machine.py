@@ -1,4 +1,4 @@
-"""Where it ran: processor, threads, versions. No paths and no host names."""
+"""Describe the machine: processor, threads, versions; no paths and no host names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PACKAGES = (
 
 
 def cores() -> int:
-    """The cores this process may run on."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_again_with(threads: int) -> None:
-    """Libraries read their number of threads when they are loaded: set it, and start this command anew if needed."""
+    """Restart this command with the thread variables set, since libraries read them when they are loaded."""
     wanted = {name: str(threads) for name in THREAD_VARIABLES}
     if all(os.environ.get(name) == value for name, value in wanted.items()):
         return
@@ -62,7 +62,7 @@ def memory_gigabytes() -> float:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what takes part."""
+    """Versions of the installed libraries."""
     found = {"Python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -83,7 +83,7 @@ def blas() -> str:
 
 
 def command(arguments: list[str]) -> str:
-    """What was typed, with folders left out of file names."""
+    """The command line, without the folders of file names."""
     data = ["PARTSONG_DATA=…"] if os.environ.get("PARTSONG_DATA") else []
     return " ".join([*data, "python -m benchmarks", *map(_without_folder, arguments)])
 

@@ -1,4 +1,4 @@
-"""Processes of a federation and of Flower alone, each ready to be asked for rounds."""
+"""Start a federation, or Flower alone, as processes, and measure rounds of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANK, COLUMNS, ROWS = 10, 2000, 200
 
 @dataclass(slots=True)
 class Federation:
-    """A server and sites that run, as processes of this machine."""
+    """A running server and sites, as processes of this machine."""
 
     folder: Path
     server: ServerFolder
@@ -36,7 +36,7 @@ class Federation:
     runs: int = 0
 
     def start(self, text: str, *words: str) -> tuple[str, RunPlace]:
-        """A run, in the background."""
+        """Start a run in the background."""
         self.runs += 1
         name = f"run-{self.runs}"
         (self.folder / f"{name}.toml").write_text(text)
@@ -46,24 +46,24 @@ class Federation:
         return name, self.server.run(name)
 
     def ended(self, name: str) -> None:
-        """Wait for the end of a run, and say what it said where it failed."""
+        """Wait for a run to end; raise with its log if it failed."""
         if self.running.running.pop(name).wait(600) != 0:
             raise RuntimeError((self.folder / f"{name}.log").read_text()[-2000:])
 
     def rounds(self, text: str, *words: str) -> list[float]:
-        """Seconds of the rounds of a run."""
+        """Run rounds and return the seconds of each."""
         name, place = self.start(text, *words)
         self.ended(name)
         return [line["seconds"] for line in lines_of(place.progress)]
 
     def audited(self, site: str, run: str) -> list[dict[str, Any]]:
-        """What has left a site in a run."""
+        """Read the lines of a site's audit log that belong to a run."""
         return [line for line in lines_of(self.sites[site].path / "state" / "audit.jsonl") if line["run"] == run]
 
 
 @contextmanager
 def federation(folder: Path, names: tuple[str, ...], module: str | None = None) -> Iterator[Federation]:
-    """Made, started, and ended with all its processes; with a `module`, its app answers at the nodes and not ours."""
+    """Create and start a federation, and stop it at the end; with `module`, that app answers at the nodes."""
     folder.mkdir(parents=True)
     server, sites = demo.set_up(folder, names)
     for name, site in sites.items():
@@ -83,13 +83,13 @@ def federation(folder: Path, names: tuple[str, ...], module: str | None = None) 
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Those that are whole."""
+    """Read the complete lines of a JSON Lines file."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def app_run(server: ServerFolder, module: str, settings: dict[str, Any], patience: float = 600.0) -> Any:
-    """What the app of a module has written to `settings["file"]` in a run of its own."""
+    """Run the app of a module and read what it writes to `settings["file"]`."""
     from flwr.common.serde import fab_to_proto, user_config_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
@@ -103,20 +103,20 @@ def app_run(server: ServerFolder, module: str, settings: dict[str, Any], patienc
         until = time.monotonic() + patience
         while not control.status(started.run_id).is_over:
             if time.monotonic() > until:
-                raise TimeoutError(f"The run of {module} was not over after {patience:.0f} s.")
+                raise TimeoutError(f"The run of {module} did not end within {patience:.0f} s.")
             time.sleep(1.0)
     return json.loads(Path(settings["file"]).read_text())
 
 
 def bare_rounds(server: ServerFolder, nodes: list[int], sizes: tuple[int, int], count: int) -> list[float]:
-    """Seconds of rounds of the bare app over Flower's own processes."""
+    """Run the bare app over unmodified Flower and return the seconds of each round."""
     up, down = sizes
-    told = {"rounds": count, "nodes": " ".join(map(str, nodes)), "up": up, "down": down}
-    return list(app_run(server, "bare", {**told, "file": str(server.path / "bare.json")}))
+    settings = {"rounds": count, "nodes": " ".join(map(str, nodes)), "up": up, "down": down}
+    return list(app_run(server, "bare", {**settings, "file": str(server.path / "bare.json")}))
 
 
 def rounds_in_turns(made: Federation, text: str, patience: float) -> dict[str, Any]:
-    """Rounds of an experiment, and between them rounds without our layer, in one run (`benchmarks.flower.layer`)."""
+    """Alternate rounds with and without partsong's layer in one run (`benchmarks.flower.layer`)."""
     place = made.server.run("layer")
     place.folder.mkdir(parents=True)
     place.experiment.write_text(text)
@@ -132,7 +132,7 @@ def rounds_in_turns(made: Federation, text: str, patience: float) -> dict[str, A
 def flower_alone(
     folder: Path, running: demo.Processes, names: tuple[str, ...]
 ) -> Iterator[tuple[ServerFolder, list[int]]]:
-    """Flower's own SuperLink and SuperNodes, as they come, with TLS and node keys."""
+    """Unmodified SuperLink and SuperNodes of Flower, with TLS and node keys."""
     server = ServerFolder.made(folder, "bare", f"127.0.0.1:{demo.free_port()}")
     place = server.path
     port = server.address.rpartition(":")[2]
@@ -162,7 +162,7 @@ def _site(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
 
 
 def _start(running: demo.Processes, name: str, command: list[Any]) -> None:
-    """A process of Flower's own, with what institutions would switch off switched off, and its own pace."""
+    """Start a process of Flower without telemetry and update checks, at its own polling interval."""
     settings = {key: value for key, value in QUIET.items() if "POLL" not in key}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")} | settings
     environment["FLWR_HOME"] = str(running.folder / f"flower-{name}")
@@ -198,4 +198,4 @@ def _wait(control: Control, numbers: list[int]) -> None:
         if all(nodes[number].status == "online" for number in numbers):
             return
         time.sleep(1.0)
-    raise RuntimeError("Not all nodes of Flower were there after three minutes.")
+    raise RuntimeError("Not all nodes of Flower connected within three minutes.")

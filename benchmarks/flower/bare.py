@@ -1,7 +1,7 @@
-"""Flower without partsong: an app whose rounds carry as many bytes as ours and do nothing with them.
+"""Flower without partsong: an app that sends as many random bytes per round as partsong.
 
-server: run_config["rounds"] times `down` random bytes to all nodes of `nodes`, and `up` bytes from each, by Flower's
-own send_and_receive
+In each of run_config["rounds"] rounds the server sends `down` bytes to all `nodes` and receives `up` bytes from each,
+by Flower's send_and_receive.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ server = ServerApp()
 
 @client.query("bare")
 def answer(message, context):  # type: ignore[no-untyped-def]
-    """As many bytes as the request asks for."""
+    """Answer with as many bytes as requested."""
     return Message(_content(int(message.content["bytes"]["up"][0])), reply_to=message)
 
 
 @server.main()
 def main(grid, context):  # type: ignore[no-untyped-def]
-    """Rounds; the seconds of each go to a file."""
-    told = context.run_config
-    nodes = [int(node) for node in str(told["nodes"]).split()]
+    """Run the rounds and write the seconds of each to a file."""
+    settings = context.run_config
+    nodes = [int(node) for node in str(settings["nodes"]).split()]
     seconds = []
-    for _ in range(int(told["rounds"])):
+    for _ in range(int(settings["rounds"])):
         began = time.perf_counter()
-        content = [_asked(int(told["down"]), int(told["up"])) for _ in nodes]
+        content = [_asked(int(settings["down"]), int(settings["up"])) for _ in nodes]
         messages = [Message(one, node, "query.bare") for one, node in zip(content, nodes, strict=True)]
         replies = grid.send_and_receive(messages)
         if any(reply.has_error() for reply in replies):
             raise RuntimeError("a node has failed")
         seconds.append(time.perf_counter() - began)
-    Path(str(told["file"])).write_text(json.dumps(seconds))
+    Path(str(settings["file"])).write_text(json.dumps(seconds))
 
 
 def _asked(down, up):  # type: ignore[no-untyped-def]

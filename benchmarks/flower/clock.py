@@ -1,6 +1,6 @@
-"""Seconds that named parts of the code take, each without the parts inside it, while a benchmark runs.
+"""Exclusive time of named parts of the code during a benchmark.
 
-Only a benchmark's own processes are watched: functions are wrapped where they are, and nothing is changed otherwise.
+Functions are wrapped in the benchmark's processes only; their behavior does not change.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 FLOWER = "Flower"
 MATHEMATICS = "mathematics"
 OUTSIDE = frozenset({FLOWER, MATHEMATICS})
-"""What is not our layer: calls of Flower and waiting for it, and the work for which all is done."""
+"""Not part of partsong's layer: Flower, waiting for it, and the mathematics."""
 
 
 @dataclass(slots=True)
 class Clock:
-    """`spent` by label; a part that is called by a watched one counts for itself alone."""
+    """Seconds by label; time in a nested watched part counts only for that part."""
 
     spent: Counter[str] = field(default_factory=Counter)
     open: threading.local = field(default_factory=threading.local)
 
     def watch(self, owner: Any, names: str, label: str) -> None:
-        """Wrap functions of a module or a class, as plain or static ones."""
+        """Wrap plain or static functions of a module or class."""
         for name in names.split():
             found = vars(owner)[name]
             is_static, is_property = isinstance(found, staticmethod), isinstance(found, property)
@@ -45,7 +45,7 @@ class Clock:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """This thread, in this block; what others do meanwhile is not counted."""
+        """Measure this thread within the block; other threads do not count."""
         self.open.inside = [0.0]
         try:
             yield
@@ -54,7 +54,7 @@ class Clock:
 
     @contextmanager
     def part(self, label: str) -> Iterator[None]:
-        """This block, less what is watched in it."""
+        """Measure the block, excluding watched parts inside it."""
         inside = getattr(self.open, "inside", None)
         if inside is None:
             yield
@@ -69,19 +69,19 @@ class Clock:
             self.open.inside = inside
 
     def taken(self) -> dict[str, float]:
-        """What was spent since this was asked last."""
+        """Return the times since the last call, and reset them."""
         found, self.spent = dict(self.spent), Counter()
         return found
 
 
 def layer_in(seconds: float, spent: Mapping[str, float]) -> dict[str, float]:
-    """Our layer in so many seconds, by label; what no label has is "rest"."""
+    """Times of partsong's layer by label; unlabeled time is "rest"."""
     rest = seconds - sum(spent.values())
     return {label: one for label, one in spent.items() if label not in OUTSIDE} | {"rest": rest}
 
 
 def watch_site(clock: Clock) -> None:
-    """What an answer of a site is made of."""
+    """Watch the parts of a site's answer."""
     import os
 
     from partsong.engines import party
@@ -114,7 +114,7 @@ def watch_site(clock: Clock) -> None:
 
 
 def watch_server(clock: Clock) -> None:
-    """What a round at the server is made of."""
+    """Watch the parts of a round at the server."""
     import os
 
     from partsong.aggregation.plaintext import PlainReduction

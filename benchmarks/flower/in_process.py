@@ -74,7 +74,7 @@ def parties_of(count: int, rows: int, columns: int, rank: int) -> list[Shard]:
 
 
 def share_of_alignment(rows: int, steps: int, align: Any, quick: bool) -> dict[str, float]:
-    """Seconds of a round of FNMF with k = 50, m = 784, c = 50, and those of them in alignment and aggregation."""
+    """Seconds of a round of `fnmf-local` (k = 50, m = 784, 50 parties), and of its alignment and aggregation."""
     rank, columns, count = (5, 60, 4) if quick else (50, 784, 50)
     at_party, at_server = Clock(), Clock()
     program = build("fnmf-local", rank, client_align=align, server_align=align, local_steps=steps, align="assignment")
@@ -87,7 +87,7 @@ def share_of_alignment(rows: int, steps: int, align: Any, quick: bool) -> dict[s
     for done in Sequential().run(
         program, parties_of(count, rows, columns, rank), Schedule(4, 1), reduction=PlainReduction()
     ):
-        if done.index > 1:  # nothing is pulled in the first, and the second compiles nothing any more
+        if done.index > 1:  # the first round has no pull, and kernels are compiled by the second
             seconds.append(done.seconds)
             aligning.append(at_party.seconds)
             aggregating.append(at_server.seconds)
@@ -98,7 +98,7 @@ def share_of_alignment(rows: int, steps: int, align: Any, quick: bool) -> dict[s
 
 
 def parallel_round(rows: int, steps: int, cores: int, quick: bool) -> dict[str, float]:
-    """A round of 50 parties on the parallel engine, over the time of `local` at all of them alone divided by cores."""
+    """Time of a round of 50 parties on the parallel engine, over the time of all `local` calls divided by the cores."""
     rank, columns, count = (5, 60, 4) if quick else (20, 784, 50)
     shards = parties_of(count, rows, columns, rank)
     program = build("fnmf-local", rank, local_steps=steps, align="assignment")

@@ -1,9 +1,9 @@
-"""Rounds of ours and rounds of Flower alone in turns: one run, the same processes, messages of one size and form.
+"""Alternate rounds of partsong and of Flower alone in one run, with messages of equal size and form.
 
-server: after each round of ours one in which nodes echo, and one in which they do the same work on rows and echo
-client: "partsong" is answered by our layer, "echo" and "work" without it
+Server: after each round of partsong, one in which nodes echo, and one in which they do the same work on rows and echo.
+Client: "partsong" is answered by partsong's layer, "echo" and "work" without it.
 
-A round is a message to each node and one back. Echoes have as many bytes as ours, in as many objects of Flower.
+A round is one message to each node and one back. Echoes have as many bytes and Flower objects as partsong's messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.flower.clock import FLOWER, Clock, watch_server, watch_site
 
 ARMS = ("ours", "echo", "work")
 POLL = 0.5
-"""Seconds between two looks for replies, as `federation.transports.flower.Flower` has them."""
+"""Polling interval for replies in seconds, as in `federation.transports.flower.Flower`."""
 
 client = ClientApp()
 server = ServerApp()
@@ -34,7 +34,7 @@ known: dict[str, Any] = {}
 
 @client.query("partsong")
 def ours(message, context):  # type: ignore[no-untyped-def]
-    """Our layer."""
+    """Answer through partsong's layer."""
     from partsong.federation.flower import site_process
     from partsong.federation.setup.site_folder import SiteFolder
 
@@ -51,13 +51,13 @@ def ours(message, context):  # type: ignore[no-untyped-def]
 
 @client.query("echo")
 def echo(message, context):  # type: ignore[no-untyped-def]
-    """As many bytes as the request asks for."""
+    """Answer with as many bytes as requested."""
     return Message(_content(os.urandom(_wanted(message)), 0), reply_to=message)
 
 
 @client.query("work")
 def work(message, context):  # type: ignore[no-untyped-def]
-    """The party's work on an H of this size, in memory; what it would upload, filled up to the size of ours."""
+    """Do the party's work on an H of this size in memory, and answer with an upload of equal size."""
     from partsong.core import runtime as threads
 
     began = time.perf_counter()
@@ -74,31 +74,31 @@ def work(message, context):  # type: ignore[no-untyped-def]
 
 @server.main()
 def main(grid, context):  # type: ignore[no-untyped-def]
-    """All rounds; seconds of each and our own clock's go to a file."""
+    """Run all rounds; write their seconds and the layer's times to a file."""
     from partsong.federation.server.launch import FEDERATION, nodes_of, run_over
     from partsong.federation.setup.server_folder import ServerFolder
     from partsong.federation.transports.flower import Flower
 
-    folder, told = ServerFolder.at(Path(os.environ[FEDERATION])), context.run_config
+    folder, settings = ServerFolder.at(Path(os.environ[FEDERATION])), context.run_config
     turns = Turns(grid, tuple(nodes_of(folder).values()))
     watch_server(clock)
-    place = folder.known_run(str(told["run"]))
+    place = folder.known_run(str(settings["run"]))
     with clock.watching():
         run_over(lambda: folder.signed(Flower(turns.grid, nodes_of(folder))), folder, place, turns.between)
-    Path(str(told["file"])).write_text(json.dumps(turns.found))
+    Path(str(settings["file"])).write_text(json.dumps(turns.found))
 
 
 class Turns:
-    """Called after each round of ours: notes it, and makes the others."""
+    """Called after each round of partsong: record it, and run the others."""
 
     def __init__(self, grid: Any, nodes: tuple[int, ...]) -> None:
         self.grid, self.nodes = Noting(grid), nodes
         self.found: dict[str, Any] = {arm: [] for arm in ARMS} | {"clock": [], "sizes": [], "objects": []}
         self.began = time.perf_counter()
 
-    def between(self, told: Any) -> None:
-        """A round of each other kind, in changing order; whom a round waits for is told as well, and is none."""
-        if "waiting" in told:
+    def between(self, event: Any) -> None:
+        """Run a round of each other kind, in alternating order; ignore progress events about waiting."""
+        if "waiting" in event:
             return
         self.found["ours"].append(time.perf_counter() - self.began)
         self.found["clock"].append(clock.taken())
@@ -112,7 +112,7 @@ class Turns:
         self.began = time.perf_counter()
 
     def bare(self, kind: str, down: int, up: int) -> float:
-        """Seconds of a round of Flower: push, and pull until all are there."""
+        """Run a round of Flower (push, then pull until all replied) and return its seconds."""
         began = time.perf_counter()
         numbers = [np.random.default_rng().random(down // 8).tobytes() for _ in self.nodes]
         asked = [_content(one + bytes(down - len(one)), up) for one in numbers]
@@ -128,40 +128,40 @@ class Turns:
 
 
 class Noting:
-    """A grid that notes how many bytes and objects its last messages had."""
+    """A grid that records the bytes and objects of its last messages."""
 
     def __init__(self, grid: Any) -> None:
         self.grid = grid
         self.sent: Any = None
-        self.heard: Any = None
+        self.received: Any = None
 
     def push_messages(self, messages: Any) -> Any:
-        """As the grid does."""
+        """Delegate to the grid."""
         self.sent = messages[-1]
         with clock.part(FLOWER):
             return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Any) -> Any:
-        """As the grid does."""
+        """Delegate to the grid."""
         found = list(self.grid.pull_messages(message_ids))
-        self.heard = found[-1] if found else self.heard
+        self.received = found[-1] if found else self.received
         return found
 
     def get_nodes(self) -> Any:
-        """As the grid does."""
+        """Delegate to the grid."""
         return self.grid.get_nodes()
 
     def noted(self) -> tuple[list[int], list[int]]:
-        """Of the last message down and the last one up."""
+        """Sizes of the last message down and the last one up."""
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-        last = (self.sent, self.heard)
+        last = (self.sent, self.received)
         sizes = [len(bytes(one.content["about"]["whole"])) for one in last]
         return sizes, [len(get_all_nested_objects(one)) for one in last]
 
 
 def _content(data: bytes, number: int) -> RecordDict:
-    """In the form of `federation.transports.flower`, without its hash."""
+    """Wrap content as `federation.transports.flower` does, without its hash."""
     return RecordDict({"about": ConfigRecord({"bytes": number, "sha256": "0" * 64, "whole": data})})
 
 
@@ -187,6 +187,6 @@ def _model(H: Any) -> Any:
 
 
 def _note(context: Any, arm: str, seconds: float, spent: dict[str, float]) -> None:
-    """A line in the site's folder."""
+    """Append a line to the record in the site's folder."""
     with (Path(str(context.node_config["site"])) / "clock.jsonl").open("a") as file:
         file.write(json.dumps({"arm": arm, "seconds": seconds, "spent": spent}) + "\n")

@@ -59,19 +59,19 @@ def section(part: dict[str, Any], about: list[str]) -> list[str]:
 
 def _arm(name: str, seconds: list[float], echo: list[float]) -> str:
     low, middle, high = statistics.quantiles(seconds, n=4)
-    told = f"| {name} | {middle:.2f} ({low:.2f}–{high:.2f}) | {statistics.mean(seconds):.2f} |"
+    row = f"| {name} | {middle:.2f} ({low:.2f}–{high:.2f}) | {statistics.mean(seconds):.2f} |"
     share, error = _over(seconds, echo)
-    return f"{told} {'' if seconds is echo else f'{100 * share:+.1f} ± {100 * error:.1f} %'} |"
+    return f"{row} {'' if seconds is echo else f'{100 * share:+.1f} ± {100 * error:.1f} %'} |"
 
 
 def _over(seconds: list[float], echo: list[float]) -> tuple[float, float]:
-    """How much longer, as a share of the echo, and its standard error: both of pairs of rounds."""
+    """Relative overhead over the echo and its standard error, from pairs of rounds."""
     apart, usual = [one - other for one, other in zip(seconds, echo, strict=True)], statistics.mean(echo)
     return statistics.mean(apart) / usual, statistics.stdev(apart) / len(apart) ** 0.5 / usual
 
 
 def verdict_of(share: float, error: float, by_clock: float) -> str:
-    """Rounds decide where two standard errors lie on one side of what was asked for."""
+    """Judge by the rounds where two standard errors lie on one side of the target."""
     if by_clock > OVERHEAD_ALLOWED or share - 2 * error > OVERHEAD_ALLOWED:
         return "NOT met"
     return "met" if share + 2 * error <= OVERHEAD_ALLOWED else "met by the clock, and not decided by so few rounds"
@@ -89,6 +89,6 @@ def _both(part: dict[str, Any], label: str) -> float:
 def _objects(part: dict[str, Any]) -> str:
     ours, theirs = part["objects"]
     if ours != theirs:
-        raise ValueError(f"Messages of the rows differ: {ours} and {theirs} objects of Flower, down and up.")
+        raise ValueError(f"The messages of the rows differ: {ours} and {theirs} objects of Flower, down and up.")
     down, up = ours
     return f"in {down} objects of Flower each" if down == up else f"in {down} and {up} objects of Flower"

@@ -1,4 +1,4 @@
-"""What a federation between processes costs, over Flower with TLS and keys: rounds, bytes, memory, our overhead."""
+"""Cost of a federation between processes, over Flower with TLS and keys: rounds, bytes, memory, overhead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import holder_of
 
 ENVELOPE = 500
-"""Bytes of a message beside its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""
+"""Bytes of a message besides its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""
 NAMED = 12
 PLAIN = f'method = "exact"\nrank = {RANK}\nseed = 5\n'
 MASKED = "secure_aggregation = true\nmask_bound = 1e9\n"
@@ -48,19 +48,19 @@ def down_of(sites: int) -> int:
 
 
 def masked_up_of(sites: int) -> int:
-    """Bytes of a masked sum (masked-sums.md): the upload with its weight, names, shapes of three arrays, shares."""
+    """Bytes of a masked upload with its weight, names, shapes of three arrays and shares (secure-aggregation.md)."""
     upload = 8 * (RANK * COLUMNS + RANK * RANK + 3 + 1) + 32 + 3 * 50 + 72
     return upload + 33 * sites + 49 + 81 * (sites - 1) + 72 + 2 * ENVELOPE
 
 
 def set_up_of(sites: int, sums: int = 16) -> int:
-    """Bytes of keys and shares for so many masked sums."""
+    """Bytes of keys and shares of one setup."""
     shares = 64 * sums * sites + (sites - 1) * (66 * sums + 16)
     return 64 + 64 * sums + shares + 2 * 72 + 2 * ENVELOPE
 
 
 def long_run(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
-    """Many sites, many rounds, one site that goes and stays away; seconds, bytes, and the server's memory by round."""
+    """Run many sites and rounds, kill one site; return seconds, bytes, and the server's memory by round."""
     names = tuple(f"site-{number:02d}" for number in range(n_sites))
     began, kill_at = time.perf_counter(), min(KILLED_AFTER, rounds // 3)
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "long", names) as made:
@@ -68,25 +68,25 @@ def long_run(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
         text = PLAIN + f'rounds = {rounds}\non_party_error = "skip"\n'
         name, place = made.start(text, "--timeout", str(TIMEOUT))
         held = _followed(made, name, kill_at, names[-1], say)
-        told = lines_of(place.progress)
+        lines = lines_of(place.progress)
         traffic = flower_traffic(made, int(place.number.read_text()))
         works = [line["bytes"] for site in names for line in made.audited(site, name) if line["kind"] == "work"]
-    heard = sum(len(line["participants"]) for line in told)
+    answers = sum(len(line["participants"]) for line in lines)
     return {
         "sites": n_sites,
-        "rounds": len(told),
+        "rounds": len(lines),
         "killed after": kill_at,
-        "participants": [len(line["participants"]) for line in told],
-        "seconds": [line["seconds"] for line in told],
+        "participants": [len(line["participants"]) for line in lines],
+        "seconds": [line["seconds"] for line in lines],
         "up": statistics.median(works),
         "up by Flower": traffic["received"] / len(works),
-        "down by Flower": traffic["sent"] / heard,
+        "down by Flower": traffic["sent"] / answers,
         "resident": held,
     }
 
 
 def _followed(made: Federation, name: str, kill_at: int, victim: str, say: Say) -> list[float]:
-    """Until a run is over: the server app's memory after each round; a site is killed on the way."""
+    """Follow a run to its end: record the memory of the server app after each round, and kill a site."""
     place, held = made.server.run(name), {}
     while made.running.running[name].poll() is None:
         done, holder = len(lines_of(place.progress)), holder_of(place.lock)
@@ -100,7 +100,7 @@ def _followed(made: Federation, name: str, kill_at: int, victim: str, say: Say) 
 
 
 def resident(process: int) -> float:
-    """Megabytes; 0 where the process has gone."""
+    """Resident megabytes of a process; 0 if it has ended."""
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, IndexError):
@@ -109,7 +109,7 @@ def resident(process: int) -> float:
 
 
 def slope_of(values: list[float]) -> tuple[float, float]:
-    """Least squares: change per step, and its standard error."""
+    """Slope by least squares, and its standard error."""
     at = np.arange(len(values)) - (len(values) - 1) / 2
     slope = float(at @ np.asarray(values) / (at @ at))
     rest = np.asarray(values) - np.mean(values) - slope * at
@@ -117,7 +117,7 @@ def slope_of(values: list[float]) -> tuple[float, float]:
 
 
 def flower_traffic(made: Federation, number: int) -> dict[str, float]:
-    """Bytes to and from sites in a run, as Flower has counted them."""
+    """Bytes to and from sites in a run, as counted by Flower."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
     found = made.control.client.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]
@@ -125,7 +125,7 @@ def flower_traffic(made: Federation, number: int) -> dict[str, float]:
 
 
 def overhead(n_sites: int, blocks: int, count: int, masked: bool, say: Say) -> dict[str, Any]:
-    """Seconds of rounds in turns: Flower as it comes, plain sums, masked sums."""
+    """Seconds of rounds, in turns: unmodified Flower, plain sums, secure aggregation."""
     names = tuple(f"site-{number}" for number in range(n_sites))
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "ours", names) as made:
@@ -148,7 +148,7 @@ def overhead(n_sites: int, blocks: int, count: int, masked: bool, say: Say) -> d
 
 
 def layer(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
-    """Seconds of rounds with our layer and without it, in turns within one run, and what our own clock says of it."""
+    """Seconds of rounds with and without partsong's layer, in turns within one run, and the times of its parts."""
     names, began = tuple(f"site-{number}" for number in range(n_sites)), time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "layer", names, "layer") as made:
         say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
@@ -170,8 +170,9 @@ def layer(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
 
 
 def ledger_seconds(lines: int) -> float:
-    """Processor seconds of a message for the lines that are in a ledger before: its number is told twice, and lines of
-    the run are looked for once (`Site.answer`), after each of which one line more is there.
+    """Processor seconds that one existing ledger line adds to a message.
+
+    `Site.answer` counts the lines twice and searches those of the run once; each message adds a line.
     """
     with tempfile.TemporaryDirectory() as scratch:
         ledger, spent = SiteLedger(Path(scratch) / "ledger.jsonl"), []
@@ -186,14 +187,14 @@ def ledger_seconds(lines: int) -> float:
 
 
 def _middle(parts: list[dict[str, float]]) -> dict[str, float]:
-    """The median of each part, and of all together."""
+    """Median of each part and of their sum."""
     labels = sorted({label for one in parts for label in one})
     found = {label: statistics.median(one.get(label, 0.0) for one in parts) for label in labels}
     return {**found, "together": statistics.median(sum(one.values()) for one in parts)}
 
 
 def masked_bytes(made: Federation, names: tuple[str, ...]) -> dict[str, float]:
-    """Bytes up of a site in a masked sum, and in the exchanges before the first, from the logs of the last run."""
+    """Bytes up per site in a masked sum, and in the setup before the first, from the audit logs of the last run."""
     lines = [line for site in names for line in made.audited(site, f"run-{made.runs}")]
     last = max(line["round"] for line in lines if line["kind"] == "work")
     of_sum = [line for line in lines if line["kind"] in ("work", "reduce")]

@@ -1,7 +1,7 @@
-"""Peak memory of a fit above that of a process that has imported, compiled and fitted something small.
+"""Peak memory of a fit, above that of a process that has already imported, compiled and fitted something small.
 
-Each case runs in a process of its own, which reads the data from a file: numbers made along the way of generating or
-reading text do not count, the data themselves do. `python -m benchmarks.memory.fit` measures the large cases alone.
+Each case runs in its own process, which reads the data from a file: temporary arrays of generating or parsing data do
+not count, the data themselves do. `python -m benchmarks.memory.fit` measures the large cases alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAPPED_RANK = 20
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Generated data of a size at which nothing that grows with it can hide."""
+    """Generated data large enough to reveal anything that grows with their size."""
 
     name: str
     rank: int
@@ -37,12 +37,12 @@ class Case:
 
 
 def _wide(rows: int, columns: int) -> np.ndarray:
-    """Uniform numbers: memory does not depend on the values."""
+    """Generate uniform values: memory does not depend on them."""
     return np.random.default_rng(4).random((rows, columns), np.float32)
 
 
 def _sparse(rows: int, columns: int, per_row: int) -> Any:
-    """A sparse matrix with as many entries in each row."""
+    """Generate a sparse matrix with equally many entries per row."""
     from scipy.sparse import csr_array
 
     generator = np.random.default_rng(5)
@@ -111,7 +111,7 @@ def _read(file: str, mapped: bool) -> Any:
 
 
 def _write_blocks(file: Path, shape: tuple[int, int]) -> None:
-    """A planted matrix, written block by block so that it never is in memory as a whole."""
+    """Write a planted matrix block by block, so that it is never in memory as a whole."""
     generator = np.random.default_rng(3)
     H = generator.gamma(0.5, size=(MAPPED_RANK, shape[1])).astype(np.float32)
     with file.open("wb") as out:
@@ -160,8 +160,8 @@ def _main(words: list[str]) -> None:
         return
     for case in LARGE:
         held = measure_large(os.cpu_count() or 1, (case,))[case.name]
-        told = f"peak {held['peak'] / 1e6:.0f} MB, allowance {held['allowance'] / 1e6:.0f} MB"
-        print(f"{case.name}: {told}, {held['seconds']:.0f} s", flush=True)
+        peaks = f"peak {held['peak'] / 1e6:.0f} MB, allowance {held['allowance'] / 1e6:.0f} MB"
+        print(f"{case.name}: {peaks}, {held['seconds']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

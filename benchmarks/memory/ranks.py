@@ -1,6 +1,6 @@
-"""Peak memory of `partsong fit` over two ranks on a large sparse file: that of each process, from its first line on.
+"""Peak memory of each process of `partsong fit` over two ranks on a large sparse file.
 
-Data + 4 (n + m) k numbers, as for one process, would be one copy of it all; ranks share them, but for H.
+Data + 4 (n + m) k numbers, as for one process, is one copy of everything; ranks share it, except for H.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ QUICK_SHAPE = (3_000, 500)
 RANKS, ITERATIONS = 2, 5
 METHODS = ("hals", "exact", "dsanls")
 ALLOWED = 4 * 1024**3
-"""Bytes of all ranks together."""
+"""Bytes allowed for all ranks together."""
 
 AT_A_RANK = """
 import atexit, os, sys
 from pathlib import Path
 from mpi4py import MPI
 place = Path(sys.argv.pop(1)) / f"peak-{MPI.COMM_WORLD.Get_rank()}"
-def told():
+def write_peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     place.write_text(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
-atexit.register(told)
+atexit.register(write_peak)
 from partsong.cli.main import main
 main()
 """
-"""The command line at one rank, which leaves its peak behind, in kB."""
+"""The command line at one rank, which writes its peak memory in kB at exit."""
 
 
 def measure(quick: bool, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
@@ -54,7 +54,7 @@ def measure(quick: bool, say: Callable[[str], None]) -> dict[str, dict[str, floa
 
 
 def _write(file: Path, shape: tuple[int, int]) -> int:
-    """A third of the rows with one entry more than the others, in float32; returns how many entries there are."""
+    """Write float32 data in which a third of the rows has one entry more; return the number of entries."""
     from scipy import sparse
 
     rows, columns = shape
@@ -97,7 +97,7 @@ def _environment() -> dict[str, str]:
 
 
 def written(found: dict[str, dict[str, float]], shape: Sequence[int]) -> str:
-    """A table."""
+    """Format a Markdown table."""
     entries = next(iter(found.values()))["entries"]
     heads = ["method", *(f"rank {rank}" for rank in range(RANKS)), "in all", "allowed", "seconds of the fit"]
     lines = [f"{shape[0]} × {shape[1]} with {entries:.0f} entries (float32), k = {RANK}, {ITERATIONS} iterations.", ""]

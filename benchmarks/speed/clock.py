@@ -1,4 +1,4 @@
-"""A stop-watch that stands still while the error is evaluated."""
+"""A clock that stops while the error is evaluated."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from benchmarks.speed.evaluation import Problem
 
 STRIDE = 1.02
-"""Iterates are evaluated once the clock shows this much more than at the last evaluation; the same for everybody."""
+"""Iterates are evaluated once the clock has advanced by this factor; the same for all methods."""
 STRIDE_WITHOUT_W = 1.1
-"""The same for methods that hold no W: fitting one takes long, though not on their clock."""
+"""The same for methods without a W, which must be fitted for the evaluation (off the clock)."""
 FLAT = 1e-5
-"""A run is over when the last third of its time brought less than this share of the explained variance."""
+"""A run ends when the last third of its time gained less than this share of the explained variance."""
 
 
 class Enough(Exception):
-    """Raised into a method to end its run."""
+    """Raised inside a method to end its run."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Called by a method after each iteration with its W and H; W is None where a method only learns H.
+    """Called by a method after each iteration with W and H (W is None for methods that only learn H).
 
-    `limit` is in seconds on this clock; `goal` is an explained variance at which the run may end; `hint` is about how
-    long the method took to get there before, for methods that can only be given a time beforehand. A run also ends
-    when it could not reach the next of `targets` within the limit even if it went on twice as fast as of late.
+    `limit`: seconds on this clock. `goal`: explained variance at which the run may end. `hint`: roughly how long the
+    method took to reach it before, for methods that need a time budget in advance. A run also ends if it could not
+    reach the next of `targets` within the limit at twice its recent pace.
     """
 
     problem: Problem
@@ -43,7 +43,7 @@ class Recorder:
     _since: float = math.nan
 
     def start(self) -> None:
-        """The method begins: from here on its time counts."""
+        """Start the clock."""
         self._since = time.perf_counter()
 
     def __call__(self, W: Any, H: Any) -> None:
@@ -77,11 +77,11 @@ class Recorder:
         raise Enough
 
     def _is_late(self) -> bool:
-        """Late enough to judge by the last third of the time."""
+        """Whether enough time has passed to judge by its last third."""
         return self.elapsed >= max(1.0, self.limit / 5) and self.points[0][0] <= self.elapsed * 2 / 3
 
     def _gain(self) -> tuple[float, float]:
-        """What the last third of the time brought, and how long that was."""
+        """Gain in the last third of the time, and its length."""
         then, before = [point for point in self.points if point[0] <= self.elapsed * 2 / 3][-1]
         return self.points[-1][1] - before, self.elapsed - then
 

@@ -1,4 +1,4 @@
-"""What the first call costs: with no compiled kernels on disk, and with those of an earlier process."""
+"""Time of the first call, without compiled kernels on disk and with those of an earlier process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("dense float64", "dense float32", "sparse float64", "sparse float32")
 
 
 def first_fits(times: int = 3) -> dict[str, list[float]]:
-    """Seconds of the first fit of each kind, import not included, in processes that find nothing compiled."""
+    """Seconds of the first fit of each kind, without imports, in processes without compiled kernels."""
     return {kind: [_alone(kind) for _ in range(times)] for kind in KINDS}
 
 
@@ -34,7 +34,7 @@ def _run(cache: str, *words: str) -> dict[str, float]:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Seconds of a process for each of: import, first dense fit, first sparse fit, and both once more."""
+    """Seconds of imports, first and second dense and sparse fits, with and without compiled kernels."""
     with tempfile.TemporaryDirectory() as folder:
         return {name: _run(folder) for name in ("nothing compiled yet", "compiled by an earlier process")}
 

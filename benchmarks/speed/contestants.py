@@ -1,7 +1,7 @@
-"""The methods that are compared: partsong and scikit-learn here, other libraries in `benchmarks.speed.peers`.
+"""The compared methods: partsong and scikit-learn; other libraries are in `benchmarks.speed.peers`.
 
-A contestant prepares the data in the form it likes best, starts the recorder's clock, and hands over W and H after
-each iteration. Start and initialisation count; preparing the data, imports, compiling and evaluation do not.
+A contestant converts the data to its preferred format, starts the recorder's clock, and passes W and H after each
+iteration. Initialization counts; conversion, imports, compiling and evaluation do not.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Play = Callable[[Problem, int, int, Recorder], None]
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A method: `play(problem, seed, threads, recorder)`, and how its time points come about.
+    """A method: `play(problem, seed, threads, recorder)`, and a description of its time points.
 
-    `against` names the arm of partsong that it is compared with. One that is `always_asked` for the highest level is
-    not let off after a first run that missed it: a target is stated in terms of it.
+    `against`: the variant of partsong that it is compared with. `always_asked`: run to the highest level even if the
+    first run missed it, because a target refers to it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Contestant:
 
 
 def run(contestant: Contestant, problem: Problem, seed: int, threads: int, recorder: Recorder) -> None:
-    """Play to the end; an error ends the run and is noted."""
+    """Run to the end; an error ends the run and is recorded."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -98,7 +98,7 @@ def _partsong(init: str) -> Play:
 
 
 def _keep_history(recorder: Recorder, history: Any) -> None:
-    """The same stride as everybody else's; the last row always."""
+    """Thin out the history to the common stride; keep the last row."""
     for row in history:
         if recorder.is_due(row.seconds) or row is history[-1]:
             recorder.add(row.seconds, 1.0 - row.relative_error**2)
@@ -106,7 +106,7 @@ def _keep_history(recorder: Recorder, history: Any) -> None:
 
 
 def _begun(problem: Problem, seed: int, solver: str, init: str, W: Any = None, H: Any = None) -> tuple[Any, Any, Any]:
-    """What scikit-learn's fit does before its loop: it checks X and makes W and H."""
+    """Do what scikit-learn's fit does before its loop: check X and initialize W and H."""
     from sklearn.decomposition import NMF
     from sklearn.utils.validation import check_non_negative, validate_data
 
@@ -187,7 +187,7 @@ def everyone() -> tuple[Contestant, ...]:
 
 
 def chosen(names: str) -> list[Contestant]:
-    """Contestants by name, separated by commas, in the order of the list; all of them for an empty list."""
+    """Select contestants by comma-separated names, in that order; an empty list selects all."""
     known = {contestant.name: contestant for contestant in everyone()}
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(known)
     strange = [name for name in wanted if name not in known]

@@ -14,9 +14,9 @@ LEVELS = (0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One method once: (seconds, explained variance) at ends of iterations, and why it ended.
+    """One run of a method: (seconds, explained variance) after iterations, and why it ended.
 
-    `after` is what the method needed after its last iteration before it handed over its result, where known.
+    `after`: seconds between the last iteration and the result, where known.
     """
 
     workload: str
@@ -34,11 +34,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """The time of the last point."""
+        """Time of the last point."""
         return self.points[-1][0] if self.points else math.nan
 
     def time_to(self, target: float) -> float:
-        """Seconds until the explained variance first was `target`; inf if never, nan if the run was ended earlier."""
+        """Seconds until the explained variance reached `target`; inf if never, nan if the run was stopped earlier."""
         for seconds, value in self.points:
             if value >= target:
                 return seconds
@@ -79,7 +79,7 @@ def _median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times longer the other took; `bound` is '>' or '<' where one of the two never got there."""
+    """Ratio of the other method's time to ours; `bound` is '>' or '<' if one of the two never reached the level."""
 
     value: float
     bound: str = ""
@@ -89,7 +89,7 @@ class Ratio:
 
 
 def ratio(ours: Run, other: Run, target: float) -> Ratio | None:
-    """other / ours of one seed; a run that never got there counts with the time it had. None where nothing is known."""
+    """other / ours of one seed; a run that never reached the level counts with its whole time. None if unknown."""
     mine, theirs = ours.time_to(target), other.time_to(target)
     if math.isnan(mine) or math.isnan(theirs) or (math.isinf(mine) and math.isinf(theirs)):
         return None
@@ -101,14 +101,14 @@ def ratio(ours: Run, other: Run, target: float) -> Ratio | None:
 
 
 def median_ratio(ours: Sequence[Run], others: Sequence[Run], target: float) -> Ratio | None:
-    """The median over the seeds that both have of the ratio within a seed."""
+    """Median over common seeds of the ratio within a seed."""
     by_seed = {run.seed: run for run in ours}
     pairs = [(by_seed[run.seed], run) for run in others if run.seed in by_seed]
     return median_of([found for mine, other in pairs if (found := ratio(mine, other, target)) is not None])
 
 
 def median_of(found: Sequence[Ratio]) -> Ratio | None:
-    """The median of ratios of single seeds; a bound if any seed that decides it is one."""
+    """Median of ratios; a bound if a deciding seed is one."""
     if not found:
         return None
     ordered = sorted(found, key=lambda one: one.value)
@@ -119,7 +119,7 @@ def median_of(found: Sequence[Ratio]) -> Ratio | None:
 
 
 def fastest(runs: Iterable[Run], target: float) -> list[Run]:
-    """Per seed, the run that got to the target first: 'the better of two starts'."""
+    """Per seed, the run that reached the target first (the better of two starts)."""
     best: dict[int, Run] = {}
     for run in runs:
         held = best.get(run.seed)

@@ -2,9 +2,9 @@
 
     PARTSONG_DATA=folder python -m benchmarks defaults --output build/defaults.md
 
-Both libraries fit the same matrix with the same seed, in turns, with nothing set but k and the seed. A second part
-compares the starts: for every set the start is chosen on all other sets, and judged on that one. A third part
-compares penalised objectives over a grid of penalties, starts and solvers.
+Both libraries fit the same matrix in turns, with nothing set but k and the seed. The second part compares starts: for
+every set the start is chosen on all other sets and judged on that one. The third part compares penalized objectives
+over a grid of penalties, starts and solvers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ WITHIN = 1.02
 
 
 NOTES = (
-    "- Sets without a star took part in choosing start, stop, sweeps or extrapolation: figures on them are "
+    "- Sets without a star had a part in choosing start, stop, sweeps or extrapolation: their figures are "
     "figures on tuned data. Sets from packages (benchmarks/speed/held_out.py) were first loaded after all of these were"
     " fixed, the stop of dense data included.",
     "- One sweep on sparse data was chosen after an earlier run of this table had bbc (k = 10: .9931, k = 20: "
     ".9936) and dblp (k = 20: .9947) below .995. The stop for fits that leave little was chosen on the dense sets"
     " without a star, which were 3.6 times as fast before.",
     "- wine and breast-cancer were entered as dense and moved to a group of their own after their speed was seen."
-    " A fit of a table that small is over in a few milliseconds in either library, and ours takes longer.",
+    " A fit of a table that small is over in a few milliseconds in either library, and partsong takes longer.",
     "- Other programs ran on the machine during some of the fits; pairs are interleaved, and ratios within a seed.",
 )
 
@@ -209,12 +209,12 @@ def starts(X: Any, rank: int, seeds: int) -> dict[str, float]:
 
 
 def is_sparse(X: Any) -> bool:
-    """As "auto" judges it."""
+    """Whether "auto" treats X as sparse."""
     return (X.nnz if sp.issparse(X) else np.count_nonzero(X)) < 0.1 * X.shape[0] * X.shape[1]
 
 
 def objective(X: Any, W: np.ndarray, H: np.ndarray, alpha: float, l1_ratio: float) -> float:
-    """½‖X − W H‖² and penalties, over ½‖X‖²."""
+    """½‖X − W H‖² plus penalties, divided by ½‖X‖²."""
     n, m = X.shape
     norm, crossed = squared_norm(X), float(np.vdot(H, (X.T @ W).T))
     error = norm - 2 * crossed + float(np.vdot(W.T @ W, H @ H.T))
@@ -254,7 +254,7 @@ def grid(X: Any, rank: int = 10) -> list[dict[str, Any]]:
 
 
 def measure(seeds: int = 5, ranks: Iterable[int] = RANKS, keep: Path | None = None, say: Any = print) -> dict[str, Any]:
-    """All parts; what is in `keep` is not measured again."""
+    """Measure all parts, except for results in `keep`."""
     found: dict[str, Any] = json.loads(keep.read_text()) if keep and keep.exists() else {}
     found.setdefault("pairs", {}), found.setdefault("starts", {}), found.setdefault("grid", {})
     _warm_up()
@@ -263,7 +263,7 @@ def measure(seeds: int = 5, ranks: Iterable[int] = RANKS, keep: Path | None = No
         for rank in (one for one in ranks if one <= min(X.shape)):
             name = f"{data.name} {rank}"
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # scikit-learn's fits mostly end at max_iter
+                warnings.simplefilter("ignore")  # most fits of scikit-learn end at max_iter
                 if name not in found["pairs"]:
                     one = pair(data, X, rank, seeds)
                     found["pairs"][name] = {field: getattr(one, field) for field in Pair.__slots__}
@@ -286,7 +286,7 @@ def measure(seeds: int = 5, ranks: Iterable[int] = RANKS, keep: Path | None = No
 
 
 def _warm_up() -> None:
-    """Kernels are compiled once on a machine, and not a part of this."""
+    """Compile the kernels, which is not measured."""
     import partsong
 
     X = np.random.default_rng(0).random((60, 30)) * (np.random.default_rng(1).random((60, 30)) < 0.08)
@@ -296,9 +296,9 @@ def _warm_up() -> None:
 
 
 def left_out(found: dict[str, Any]) -> list[tuple[str, bool, str, float, float]]:
-    """For every set: whether it is sparse, the start that is best on all others of its kind, and ratios to the best.
+    """For every set: whether it is sparse, the best start on all other sets of its kind, and two ratios.
 
-    The ratios are of that start, and of the default, to the best start on the set itself; means over ranks.
+    The ratios compare that start, and the default, with the best start on the set itself; means over ranks.
     """
     rows = list(found["starts"].values())
     names = dict.fromkeys(row["set"] for row in rows)
@@ -315,7 +315,7 @@ def left_out(found: dict[str, Any]) -> list[tuple[str, bool, str, float, float]]
 
 
 def report(found: dict[str, Any], command: str, seeds: int) -> str:
-    """The page."""
+    """Write the full report."""
     pairs = [
         Pair(**{**row, "ratios": tuple(row["ratios"]), "times": tuple(row["times"])}) for row in found["pairs"].values()
     ]

@@ -1,4 +1,4 @@
-"""How good a pair of factors is: explained variance in float64, by the trace formula, whatever made them."""
+"""Explained variance of a pair of factors in float64, by the trace formula."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Problem:
         return (2 * inner - model) / self.squared_norm
 
     def weights(self, H: Any) -> np.ndarray:
-        """W ≥ 0 fitted to H: for methods that learn H from a stream and hold no W."""
+        """Fit W ≥ 0 to H, for methods that learn H from a stream and keep no W."""
         with runtime.limit_kernel_threads(runtime.available_threads()):
             return SquaredError().solve_rows(self._matrix, self._matrix.native(np.ascontiguousarray(np.asarray(H).T)))
 
@@ -60,7 +60,7 @@ class Problem:
         return W.astype(self.X.dtype), H.astype(self.X.dtype)
 
     def head(self, rows: int) -> Problem:
-        """The first rows: enough to compile and warm up with."""
+        """The first rows, to compile and warm up with."""
         return Problem(self.X[:rows], self.rank)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What an iteration costs above its two products X Hᵀ and Wᵀ X, with the same tiles and threads, interleaved."""
+"""Time of an iteration above its two products X Hᵀ and Wᵀ X, with the same tiles and threads, interleaved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WARM = 3
 
 
 def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
-    """Median milliseconds of three kinds of iteration and of the products, which are done in one pass and in two.
+    """Median milliseconds of three kinds of iteration and of the products, computed in one pass and in two.
 
-    The products count with the cheaper of the two ways. One pass also forms WᵀW, which is not a product with X.
+    The cheaper way of the products counts. One pass also forms WᵀW, which is not a product with X.
     """
     matrix = as_matrix(problem.X)
     with runtime.limit_kernel_threads(n_threads):

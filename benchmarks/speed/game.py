@@ -1,4 +1,4 @@
-"""Sweeps of the game: against a plain NumPy loop, over MovieLens ratings, on one thread and on all, and their floor."""
+"""Time of a sweep of the game over MovieLens ratings, on one thread and on all, against a plain NumPy loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultan
 GOAL_SECONDS, GOAL_RATIO = 0.1, 50.0
 RANK, REPEATS = 20, 7
 LOOP_CELLS = 20_000
-"""Cells that the plain loop is timed on; it takes as long for each."""
+"""Number of cells for timing the plain loop; its time per cell is constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Sweep:
     seconds: dict[int, float]
     cells: int
 
-    def told(self) -> str:
-        """A row of a table."""
+    def row(self) -> str:
+        """Format a row of the table."""
         shown = " | ".join(f"{1000 * self.seconds[count]:.1f} ms" for count in sorted(self.seconds))
         best = min(self.seconds.values())
         return f"| {self.name} | {shown} | {1e9 * best / self.cells:.1f} ns |"
@@ -43,7 +43,7 @@ class Sweep:
 def plain_loop(
     rows: np.ndarray, columns: np.ndarray, values: np.ndarray, W: np.ndarray, Ht: np.ndarray, eta: float
 ) -> None:
-    """What the paper's two loops are in NumPy."""
+    """The two loops of the paper in NumPy."""
     for i, j, x in zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True):
         w, h = W[i], Ht[j]
         pull = eta * (x - w @ h)
@@ -51,7 +51,7 @@ def plain_loop(
 
 
 def ratings(quick: bool) -> ObservedMatrix:
-    """MovieLens 1M (6040 × 3706, 1,000,209 ratings), or as many generated ones where it is not at hand."""
+    """MovieLens 1M (6040 × 3706, 1,000,209 ratings), or as many generated ones without PARTSONG_DATA."""
     folder = os.environ.get("PARTSONG_DATA", "")
     path = Path(folder, "movielens_1m.npz")
     if quick:
@@ -85,7 +85,7 @@ def measure(quick: bool = False, say: Callable[[str], None] = print) -> list[str
         "alternating, constant": Game(Alternating(), ConstantStep(1e-6)),
     }
     timed = _timed(games, cells, W, Ht, counts, 2 if quick else REPEATS)
-    lines += [Sweep(name, seconds, cells.stored).told() for name, seconds in timed.items()]
+    lines += [Sweep(name, seconds, cells.stored).row() for name, seconds in timed.items()]
     loop = _loop_seconds(cells, W, Ht) * cells.stored
     ratio = loop / timed["sequential, constant"][1]
     sweep = timed["stratified, safe"][counts[-1]]
@@ -112,7 +112,7 @@ def _timed(
                 with runtime.limit_kernel_threads(count):
                     began = time.perf_counter()
                     game.sweep(cells, Standing(W, Ht), 0, miss=1.0, draw=np.random.default_rng(turn))
-                    if turn:  # the first compiles
+                    if turn:  # the first call compiles
                         found[name][count].append(time.perf_counter() - began)
     return {name: {n: statistics.median(times) for n, times in by.items()} for name, by in found.items()}
 
@@ -132,7 +132,7 @@ def _loop_seconds(cells: ObservedMatrix, W: np.ndarray, Ht: np.ndarray) -> float
 
 
 def _floor_seconds(W: np.ndarray, Ht: np.ndarray, cells: ObservedMatrix) -> float:
-    """Seconds of a pass that reads both players of every cell and moves none."""
+    """Seconds of a pass that reads both players of every cell and changes neither."""
     side, out = cells.by_row, np.empty_like(W)
     times = []
     for turn in range(4):

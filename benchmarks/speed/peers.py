@@ -1,4 +1,4 @@
-"""Other libraries, where they are installed; each is watched through its own loop, at the end of every iteration."""
+"""Other libraries, if installed; each is observed in its own loop, after every iteration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _torchnmf(problem: Problem, seed: int, threads: int, recorder: Recorder) -> 
     from torchnmf.nmf import NMF
 
     class Watched(NMF):
-        """Each iteration asks twice for W H with gradients: before the third, fifth, … time one is complete."""
+        """Each iteration computes W H twice with gradients, so that one is complete before the third, fifth, … call."""
 
         asked = 0
 
@@ -91,7 +91,7 @@ def _tensorly(problem: Problem, seed: int, threads: int, recorder: Recorder) -> 
     init: Any = "random"
     done = 0
     while done < MOST_ITERATIONS:
-        steps = max(1, done // 20)  # few calls, so that what each call does before its loop does not count for much
+        steps = max(1, done // 20)  # few calls, so that the work of each call before its loop counts little
         init = non_negative_parafac_hals(
             X, problem.rank, n_iter_max=steps, init=init, tol=0, random_state=np.random.RandomState(seed)
         )
@@ -109,7 +109,7 @@ def _nimfa(problem: Problem, seed: int, threads: int, recorder: Recorder) -> Non
             recorder(np.asarray(self.W), np.asarray(self.H))
 
     if not hasattr(np, "mat"):
-        setattr(np, "mat", np.asmatrix)  # noqa: B010  # NumPy 2 took it away and nimfa still calls it
+        setattr(np, "mat", np.asmatrix)  # noqa: B010  # removed in NumPy 2, still called by nimfa
     W, H = problem.random_start(seed)
     V = np.asmatrix(_dense(problem), dtype="d")
     recorder.start()

@@ -1,4 +1,4 @@
-"""Curves as an SVG file: distance from the best explained variance over seconds, first seed."""
+"""Draw the distance from the best explained variance over seconds as an SVG file, first seed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from experiments.shared.figures import figure_svg, style_of
 from partsong.reporting.charts import Line, Quantity
 
 SMALLEST = 1e-4
-"""Distances below this are drawn at it."""
+"""Smaller distances are drawn at this value."""
 
 
 def drawn(runs: Sequence[Run], best: float) -> str:
-    """A picture that needs nothing else; one line per run, named below."""
+    """A self-contained figure with one line per run and a legend."""
     seconds = Quantity("seconds (logarithmic)", lambda place: f"{10 ** (place - 6):g}", smallest_step=1.0)
     distance = Quantity("1 − explained variance / best", lambda value: f"{100 * value:g}%")
     return figure_svg(seconds, distance, [_line(run, i, best) for i, run in enumerate(runs)])

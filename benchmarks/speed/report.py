@@ -24,7 +24,7 @@ UNKNOWN = "?"
 
 
 def _arrives(runs: Sequence[Run], target: float) -> bool:
-    """Whether at least one seed got there."""
+    """Whether at least one seed reached the level."""
     return any(math.isfinite(run.time_to(target)) for run in runs)
 
 
@@ -153,7 +153,7 @@ class Report:
         yield _verdict("memory within data + 4(n+m)k numbers + 64 MB", used, 1.0, lambda v: f"{100 * v:.0f} % of it")
 
     def _against_scikit_learn(self, name: str, level: float, wanted: float) -> str:
-        """Per seed the better of the two starts, then the median."""
+        """Judge by the better of the two starts per seed, then the median."""
         claim = f"{name}, {100 * level:g} %: at least {wanted:g}× faster than the better scikit-learn cd start"
         target = level * self.results.best(name)
         ours = {run.seed: run for run in self.results.of(name, OURS)}
@@ -167,7 +167,7 @@ class Report:
         return f"{claim}: {'met' if met else 'NOT met'}, {shown(found)}."
 
     def _never_below(self, ours_is: str) -> str:
-        """The smallest median ratio over all data, methods of other libraries that it is held against, and levels."""
+        """Judge by the smallest median ratio over all data, listed libraries and levels."""
         claim = f"nowhere below {NEVER_BELOW}× of any listed peer"
         claim += "" if ours_is == OURS else " from the same random start"
         found: dict[str, Ratio] = {}

@@ -1,4 +1,4 @@
-"""All that was measured, kept in a file so that a long benchmark can be done in parts."""
+"""Results of a benchmark in a file, so that a long one can be measured in parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Results:
     commands: list[str] = field(default_factory=list)
 
     def add(self, runs: list[Run]) -> None:
-        """A method measured again on the same data replaces what was known of it there."""
+        """Add runs; a method that is measured again on the same data replaces its earlier runs."""
         again = {(run.workload, run.contestant) for run in runs}
         self.runs = [*(run for run in self.runs if (run.workload, run.contestant) not in again), *runs]
 

@@ -1,6 +1,6 @@
-"""What is factorized: real data where it is at hand, generated data always.
+"""The factorized data: real data if PARTSONG_DATA is set, and generated data.
 
-Real data come from the folder named by PARTSONG_DATA; see `Workload.missing` for what is said without it.
+Real data come from the folder PARTSONG_DATA; without it, `Workload.missing` says what is missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORDS = r"(?u)\b[a-z]{2,}\b"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A matrix and a rank. `share` is the part of the time limit per run that this size needs."""
+    """A matrix and a rank. `share`: part of the time limit per run for this size."""
 
     name: str
     description: str
@@ -33,7 +33,7 @@ class Workload:
         return self.quick_rank if quick else self.rank
 
     def missing(self) -> str:
-        """Why the data cannot be had, or nothing."""
+        """Why the data are not available, or an empty string."""
         if not self.file:
             return ""
         folder = os.environ.get(FOLDER, "")
@@ -112,7 +112,7 @@ ALL = (
 
 
 def chosen(names: str) -> list[Workload]:
-    """Workloads by name, separated by commas; all of them for an empty list."""
+    """Select workloads by comma-separated names; an empty list selects all."""
     known = {workload.name: workload for workload in ALL}
     wanted = [name.strip() for name in names.split(",") if name.strip()] or list(known)
     strange = [name for name in wanted if name not in known]

@@ -1,4 +1,4 @@
-"""How many sweeps per product, and how much extrapolation: a grid on generated data alone.
+"""Choose the sweeps per product and the extrapolation by a grid on generated data.
 
 `partsong.solvers.update_rules.SWEEPS` and the start of `Extrapolation` are chosen from the table that this writes.
 """
@@ -62,7 +62,7 @@ def data(quick: bool) -> dict[str, tuple[Callable[[int], Any], int]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one setting on one kind of data: seconds and iterations to 99.9 % of the best, over seeds."""
+    """Seconds and iterations of one setting to 99.9 % of the best on one kind of data, over seeds."""
 
     setting: Setting
     data: str
@@ -93,7 +93,7 @@ def measure(
 
 
 def _curve(X: Any, rank: int, setting: Setting, seed: int, n_threads: int, seconds: float) -> Run:
-    """Every iteration of a run; the start is the one of NMF and is not counted, being the same for all settings."""
+    """Time every iteration of a run; the start of `NMF` is the same for all settings and not counted."""
     with runtime.limit_kernel_threads(n_threads):
         start = anchors(X, rank, np.random.default_rng(seed))
     points, best, best_at = [], -math.inf, 0
@@ -113,7 +113,7 @@ def _count(run: Run, target: float) -> float:
 
 
 def written(outcomes: list[Outcome], heading: str) -> str:
-    """The table, settings in order of the mean over data of (median seconds / smallest median seconds)."""
+    """The table, sorted by the mean over data of (median seconds / smallest median seconds)."""
     names = sorted({outcome.data for outcome in outcomes})
     by_setting: dict[Setting, dict[str, Outcome]] = {}
     for outcome in outcomes:
@@ -137,7 +137,7 @@ def written(outcomes: list[Outcome], heading: str) -> str:
 
 
 def _choice(by_setting: dict[Setting, dict[str, Outcome]], cost: dict[Setting, float]) -> str:
-    """The setting that `accelerated_hals` should hold: the cheapest of those that arrived on every seed."""
+    """The setting for `accelerated_hals`: the cheapest of those that reached the level on every seed."""
     sure = [s for s, held in by_setting.items() if all(math.isfinite(spread(o.seconds).high) for o in held.values())]
     if not sure:
         return "No setting reached the level on every seed."

@@ -117,7 +117,7 @@ def tuned(method: str, matrix: Matrix, rank: int, seconds: float) -> tuple[Calla
 
 
 def runs(chosen: argparse.Namespace) -> Iterator[tuple[str, int, str, int]]:
-    """(set, rank, method, seed); methods take turns, so that all see the machine alike."""
+    """(set, rank, method, seed); methods take turns, so that all see the same machine load."""
     sets = QUICK if chosen.quick else SETS
     for name in sets if chosen.quick else chosen.sets.split(","):
         ranks = [int(k) for k in chosen.ranks.split(",")] if chosen.ranks else [sets[name].rank]
@@ -128,16 +128,16 @@ def runs(chosen: argparse.Namespace) -> Iterator[tuple[str, int, str, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=",".join(SETS), help="names, separated by commas")
+    parser.add_argument("--sets", default=",".join(SETS), help="comma-separated names")
     parser.add_argument("--methods", default=",".join(CONTESTANTS), help=f"of {', '.join(ALL)}")
     parser.add_argument("--ranks", default="", help="values of k for Fig. 4 (default: that of each set)")
     parser.add_argument("--seconds", type=float, default=15.0, help="time of each method on each set")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets for half a second")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
         chosen.seconds, chosen.seeds = 0.3, 1
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name not in loaded:
             loaded = {name: as_matrix((QUICK if chosen.quick else SETS)[name].load())}
         if (name, method, rank) not in warm:
-            curve(ALL[method], loaded[name], rank, 1e-3, seed)  # compiles
+            curve(ALL[method], loaded[name], rank, 1e-3, seed)  # compile first
             warm[name, method, rank] = tuned(method, loaded[name], rank, chosen.seconds)
         make, weight = warm[name, method, rank]
         points = curve(make, loaded[name], rank, chosen.seconds, seed)

@@ -153,7 +153,7 @@ def operations(method: str, n: int, m: int, stored: int, k: int, ranks: int) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, count and write down."""
+    """Measure, count and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--sets", default="mnist,face,rcv1-twin")

@@ -38,19 +38,19 @@ def rate(method: str, shards: Sequence[Shard], rank: int, seconds: float, seed: 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default="face,mnist,gisette-twin", help="names, separated by commas")
+    parser.add_argument("--sets", default="face,mnist,gisette-twin", help="comma-separated names")
     parser.add_argument("--splits", default="equal,half")
-    parser.add_argument("--parties", default=PARTIES, help="numbers of parties, separated by commas")
+    parser.add_argument("--parties", default=PARTIES, help="comma-separated numbers of parties")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rank", type=int, default=20, help="k (the paper has 100)")
-    parser.add_argument("--rows", type=int, default=10_000, help="at most so many rows, the first ones (0: all)")
+    parser.add_argument("--rows", type=int, default=10_000, help="use the first rows, up to this number (0: all)")
     parser.add_argument("--seconds", type=float, default=1.0, help="virtual time of each run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets, few parties")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
         chosen.parties, chosen.rank, chosen.seconds, chosen.seeds = "2,3", 4, 0.02, 1
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         X = sets[name].load()
         X = X[: chosen.rows] if chosen.rows else X
         for method in chosen.methods.split(","):
-            rate(method, shards_of(X, 2, "equal", 0), chosen.rank, 1e-3, 0)  # compiles
+            rate(method, shards_of(X, 2, "equal", 0), chosen.rank, 1e-3, 0)  # compile first
         for split, parties, method, seed in _runs(chosen):
             if (name, split, parties, method, seed) in there:
                 continue
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _runs(chosen: argparse.Namespace) -> list[tuple[str, int, str, int]]:
-    """(split, parties, method, seed); methods take turns, so that all see the machine alike."""
+    """(split, parties, method, seed); methods take turns, so that all see the same machine load."""
     return [
         (split, int(parties), method, seed)
         for split in chosen.splits.split(",")

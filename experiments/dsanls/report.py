@@ -33,7 +33,7 @@ SOLVERS = ("RCD/S", "PGD/S", "RCD/G", "PGD/G")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file with one a line; none where there is no file."""
+    """Read a JSON Lines file; empty if there is none."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
@@ -48,7 +48,7 @@ def names_in(runs: Runs) -> list[str]:
 
 
 def of(runs: Runs, **wanted: Any) -> list[dict[str, Any]]:
-    """Those with these settings, by seed."""
+    """Filter runs by these settings, sorted by seed."""
     found = [run for run in runs if all(run[name] == value for name, value in wanted.items())]
     return sorted(found, key=lambda run: run["seed"])
 

@@ -169,19 +169,19 @@ def best_weight(method: str, X: Any, rank: int, parties: int, split: str, second
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tune, measure and write down."""
+    """Tune, measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default="face,mnist,gisette-twin", help="names, separated by commas")
+    parser.add_argument("--sets", default="face,mnist,gisette-twin", help="comma-separated names")
     parser.add_argument("--splits", default="equal,half")
-    parser.add_argument("--parties", default="10", help="numbers of parties, separated by commas")
+    parser.add_argument("--parties", default="10", help="comma-separated numbers of parties")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rank", type=int, default=20, help="k (the paper has 100)")
-    parser.add_argument("--rows", type=int, default=10_000, help="at most so many rows, the first ones (0: all)")
+    parser.add_argument("--rows", type=int, default=10_000, help="use the first rows, up to this number (0: all)")
     parser.add_argument("--seconds", type=float, default=1.0, help="virtual time of each run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets, few parties")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     sets = QUICK if chosen.quick else SETS
     names = list(sets) if chosen.quick else chosen.sets.split(",")

@@ -17,15 +17,15 @@ from experiments.dsanls.ranks import METHODS, RANKS, seconds_of, started
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default="mnist,face,square-3000,gisette-twin", help="names, separated by commas")
+    parser.add_argument("--sets", default="mnist,face,square-3000,gisette-twin", help="comma-separated names")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--ranks", default=",".join(str(ranks) for ranks in RANKS), help="numbers of processes")
     parser.add_argument("--rank", type=int, default=50, help="k (the paper has 100)")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line, added to")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs are appended")
     chosen = parser.parse_args(arguments)
     runs = [
         (name, method, int(ranks), repeat)

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one small case")
-    parser.add_argument("--output", type=Path, help="a JSON file for all numbers")
+    parser.add_argument("--output", type=Path, help="a JSON file for all values")
     chosen = parser.parse_args(arguments)
     cases = [(c, 10, 200) for c in (2, 10, 50, 200)] + [(20, 10, 2000), (20, 40, 400)]
     if chosen.quick:

@@ -26,14 +26,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dataset", default="mnist", choices=tuple(DATASETS))
     parser.add_argument("--parties", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=0, help="at most so many rows, drawn by the seed (0: all)")
+    parser.add_argument("--rows", type=int, default=0, help="maximum number of rows, sampled with the seed (0: all)")
     parser.add_argument("--starts", default="independent,common")
-    parser.add_argument("--methods", default=",".join(METHODS), help="names, separated by commas")
-    parser.add_argument("--schedules", default=",".join(SCHEDULES), help="steps x rounds, separated by commas")
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma-separated names")
+    parser.add_argument(
+        "--schedules", default=",".join(SCHEDULES), help="comma-separated pairs of local steps x rounds"
+    )
     parser.add_argument("--quick", action="store_true", help="few rows, parties and steps")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no run that would end later than after so many minutes",
+    )
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
         chosen.rows, chosen.parties, chosen.seeds, chosen.schedules = 300, 5, 1, "5x2"

@@ -265,7 +265,7 @@ def worst_ratios(found: Records) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="files with one run a line")
+    parser.add_argument("runs", type=Path, nargs="+", help="JSON Lines files of runs")
     parser.add_argument("--barycenters", type=Path, help="output of experiments.fnmf.barycenters")
     parser.add_argument("--print", action="store_true", help="print every table, also those that the page leaves out")
     parser.add_argument("--document", type=Path, default=Path("docs/results/fnmf.md"))

@@ -1,4 +1,4 @@
-"""Many runs, shared out over processes, each written down as one line when done; what is there is not repeated."""
+"""Execute many runs over processes; append each to a JSON Lines file when done, and skip those it holds."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ SPARSE = ("goodreads", "movielens")
 
 
 def known(path: Path | None) -> dict[Run, dict[str, Any]]:
-    """All runs that a file holds."""
+    """Read all runs of a file."""
     if path is None or not path.exists():
         return {}
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -148,5 +148,5 @@ def _shared_out(waiting: Sequence[Run], keep: Any, processes: int, last: float) 
                 run = running.pop(future)
                 try:
                     keep(run, future.result())
-                except Exception as problem:  # one run that fails must not cost the others
+                except Exception as problem:  # a failing run must not stop the others
                     print(f"FAILED {run}: {problem!r}", flush=True)

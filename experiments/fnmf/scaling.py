@@ -35,8 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one small case, few steps")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no run that would end later than after so many minutes",
+    )
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     taken, steps, rounds = (cases(), 100, 10) if not chosen.quick else ([(blocks(20, 0.2), 3)], 5, 2)
     seeds = 1 if chosen.quick else chosen.seeds

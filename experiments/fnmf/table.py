@@ -58,17 +58,22 @@ def table_runs(data: str, start: str, strengths: Mapping[str, float], chosen: ar
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default=",".join(DATASETS), help="names, separated by commas")
+    parser.add_argument("--datasets", default=",".join(DATASETS), help="comma-separated names")
     parser.add_argument("--parties", type=int, default=50)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=0, help="at most so many rows, drawn by the seed (0: all)")
+    parser.add_argument("--rows", type=int, default=0, help="maximum number of rows, sampled with the seed (0: all)")
     parser.add_argument("--starts", default="independent,common")
     parser.add_argument("--quick", action="store_true", help="few rows, parties and steps")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no run that would end later than after so many minutes",
+    )
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     if chosen.quick:

@@ -23,12 +23,12 @@ METHODS = (EXACT[0], *(name for name, (_, leg) in MIXTURES.items() if leg))
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and print ratios of Σ RMSD to the pooled one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default=",".join(DATASETS), help="names, separated by commas")
+    parser.add_argument("--datasets", default=",".join(DATASETS), help="comma-separated names")
     parser.add_argument("--parties", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few rows, parties and steps")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line; runs found there are kept")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     parties, seeds, steps, rows = (4, 1, 5, 200) if chosen.quick else (chosen.parties, chosen.seeds, 100, 0)
     runs = [

@@ -58,7 +58,7 @@ def curve(number: int, method: Method, sweeps: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Play and write down."""
+    """Play and write the results."""
     parser = parser_of(__doc__)
     parser.add_argument("--datasets", type=int, default=5, help="the first is played in all orders, others in one")
     chosen = parser.parse_args(arguments)

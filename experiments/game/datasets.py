@@ -46,7 +46,7 @@ def run(number: int, which: int, method: Method, looks: Sequence[int]) -> dict[s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Play and write down."""
+    """Play and write the results."""
     parser = parser_of(__doc__)
     parser.add_argument("--first", type=int, default=100, help="the number of the first data set")
     parser.add_argument("--datasets", type=int, default=10)

@@ -88,7 +88,7 @@ def several_rows(number: int, rows: int, eta: float) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Work out and write down."""
+    """Run the attacks and write the results."""
     chosen = parser_of(__doc__).parse_args(arguments)
     numbers = range(1 if chosen.quick else 5)
     records = [one_row(number) for number in numbers]

@@ -46,7 +46,7 @@ def run(name: str, X: np.ndarray, rank: int, method: str, setting: tuple[int, in
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fit and write down."""
+    """Fit and write the results."""
     chosen = parser_of(__doc__).parse_args(arguments)
     seeds, rounds = (1, 10) if chosen.quick else (5, 200)
     records = []

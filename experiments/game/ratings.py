@@ -136,9 +136,9 @@ def runs(name: str, whole: ObservedMatrix, seed: int, ranks: Sequence[int], swee
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Learn, foretell and write down."""
+    """Fit, predict and write the results."""
     parser = parser_of(__doc__)
-    parser.add_argument("--sets", default=",".join(SETS), help="names, separated by commas")
+    parser.add_argument("--sets", default=",".join(SETS), help="comma-separated names")
     parser.add_argument("--ranks", default="5,10,20")
     parser.add_argument("--sweeps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=5)

@@ -117,7 +117,7 @@ def looks(sweeps: int, each_decade: int = 20) -> frozenset[int]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file with one a line; none where there is no file."""
+    """Read a JSON Lines file; empty if there is none."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
@@ -136,7 +136,7 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
     """--quick and --output."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="little data and few sweeps")
-    parser.add_argument("--output", type=Path, help="a file with one JSON object a line")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file")
     return parser
 
 

@@ -20,7 +20,7 @@ def label(run: dict[str, Any]) -> str:
 
 
 def of(runs: Runs, **wanted: Any) -> list[dict[str, Any]]:
-    """Those with these settings."""
+    """Filter runs by these settings."""
     return [run for run in runs if all(run.get(name) == value for name, value in wanted.items())]
 
 
@@ -35,7 +35,7 @@ def short(value: float) -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """In Markdown."""
+    """Format a Markdown table."""
     lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     return "\n".join(lines + [f"| {' | '.join(cells)} |" for cells in rows])
 

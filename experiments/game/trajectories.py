@@ -140,7 +140,7 @@ def within(number: int, eta: float, sweeps: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Play and write down."""
+    """Play and write the results."""
     chosen = parser_of(__doc__).parse_args(arguments)
     datasets, sweeps, inner = (1, 20, 2) if chosen.quick else (5, 2000, 20)
     records = []

@@ -89,7 +89,7 @@ def measured(is_quick: bool) -> Iterator[dict[str, Any]]:
         }
         taken: dict[str, list[float]] = {kind: [] for kind in kinds}
         used: dict[str, list[float]] = {kind: [] for kind in kinds}
-        kinds["2"]()  # compiles
+        kinds["2"]()  # compile first
         for _ in range(turns):
             for kind, play in kinds.items():
                 began = time.process_time()
@@ -149,7 +149,7 @@ def maps(sweeps: int, starts: int) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, count and write down."""
+    """Measure, count and write the results."""
     chosen = parser_of(__doc__).parse_args(arguments)
     shape = (64, 48, 3) if chosen.quick else (1600, 800, 20)
     records = []

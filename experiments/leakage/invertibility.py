@@ -626,7 +626,7 @@ def grouped(rows: Sequence[Record], kind: str, *names: str) -> dict[Key, list[Re
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table."""
+    """Format a Markdown table."""
     marks = [list(heads), ["---"] * len(heads), *[[str(cell) for cell in line] for line in lines]]
     return "\n".join(f"| {' | '.join(line)} |" for line in marks)
 
@@ -908,14 +908,12 @@ REPORTS: Mapping[str, Callable[[Sequence[Record]], str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write down, or print the tables."""
+    """Measure and write the results, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a single seed, few settings")
-    parser.add_argument("--parts", default=",".join(PARTS), help="parts to measure, with commas between them")
-    parser.add_argument("--output", type=Path, help="a file of JSON lines")
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="print the tables of this file, and measure nothing"
-    )
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated parts to measure")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of this file without measuring")
     chosen = parser.parse_args(arguments)
     if chosen.report is not None:
         print(report(lines_of(chosen.report)))

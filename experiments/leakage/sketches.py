@@ -140,10 +140,10 @@ def records(is_quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Work out and write down."""
+    """Run the attacks and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a single seed, few settings")
-    parser.add_argument("--output", type=Path, help="a file of JSON lines")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file")
     chosen = parser.parse_args(arguments)
     lines = [json.dumps(record) for record in records(chosen.quick)]
     print("\n".join(lines))

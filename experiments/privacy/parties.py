@@ -167,11 +167,13 @@ ALL_PARTS = {**PARTS, "shipped": shipped_trials}
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help="names, separated by commas")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated names")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="three small parties, one seed, few settings")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--output", type=Path, required=True, help="a file of JSON lines; runs found there are kept")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="a JSON Lines file; runs that it holds are not repeated"
+    )
     chosen = parser.parse_args(arguments)
     seeds = range(1 if chosen.quick else chosen.seeds)
     tuning = range(TUNING_SEED, TUNING_SEED + (1 if chosen.quick else 2))

@@ -128,11 +128,13 @@ def run_study(study: Study, chosen: argparse.Namespace, seeds: Sequence[int]) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tune, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", default=",".join(STUDIES), help="names, separated by commas")
+    parser.add_argument("--studies", default=",".join(STUDIES), help="comma-separated names")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="few rows, one seed, few settings")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--output", type=Path, required=True, help="a file of JSON lines; runs found there are kept")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="a JSON Lines file; runs that it holds are not repeated"
+    )
     chosen = parser.parse_args(arguments)
     for name in chosen.studies.split(","):
         found = run_study(STUDIES[name], chosen, range(1 if chosen.quick else chosen.seeds))

@@ -126,7 +126,7 @@ def line_of(trial: Trial, record: Mapping[str, float]) -> str:
 
 
 def known(path: Path | None) -> dict[Trial, dict[str, float]]:
-    """All runs that a file holds."""
+    """Read all runs of a file."""
     if path is None or not path.exists():
         return {}
     found, count = {}, len(Trial.__slots__)

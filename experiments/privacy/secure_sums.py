@@ -76,11 +76,11 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="three and ten parties, once")
-    parser.add_argument("--output", type=Path, help="a file of JSON lines")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file")
     chosen = parser.parse_args(arguments)
     cases, repeats = (CASES[:3], 1) if chosen.quick else (CASES, chosen.repeats)
     cost(3, 0, 0, True)  # code that is loaded or compiled on first use

@@ -74,11 +74,11 @@ def grown(method: str, epsilon: float, seed: int, steps: int = 100, rank: int = 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write down."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one seed, one method")
-    parser.add_argument("--output", type=Path, help="a file of JSON lines")
+    parser.add_argument("--output", type=Path, help="a JSON Lines file")
     chosen = parser.parse_args(arguments)
     methods = METHODS[:1] if chosen.quick else ("FNMF-LAP (paper)", *METHODS)
     found = [

@@ -1,4 +1,4 @@
-"""A line chart as an SVG file of its own: paper, colours and a legend inside."""
+"""A line chart as an SVG file of its own: paper, colors and a legend inside."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def smoothed_factors(
 ) -> Planted:
     """X = W H with W from U(0, 1), and H from U(0, 1) smoothed along its rows (Singh, 2021: 100 × 20, rank 3).
 
-    Neighbours in a row of H are weighed by a Gaussian window of length 3 and standard deviation `width` (for 1: 0.274,
+    Neighbors in a row of H are weighed by a Gaussian window of length 3 and standard deviation `width` (for 1: 0.274,
     0.452, 0.274), mirrored at both ends with the last one repeated. The paper gives the length of the window alone.
     """
     W = generator.random((rows, rank))

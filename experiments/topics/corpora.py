@@ -143,7 +143,7 @@ def table_two(names: Sequence[str] = tuple(SOURCES), folder: Path | None = None)
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", type=Path, help="a folder for the prepared corpora")
-    parser.add_argument("--sets", default=",".join(SOURCES), help="names, separated by commas")
+    parser.add_argument("--sets", default=",".join(SOURCES), help="comma-separated names")
     chosen = parser.parse_args(arguments)
     names = chosen.sets.split(",")
     if chosen.prepare is not None:

@@ -97,7 +97,7 @@ FIGURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure; the report draws."""
+    """Measure; the report draws the figures."""
     parser = parser_of(__doc__)
     parser.add_argument("--figures", default="2,3,4", help=f"some of {', '.join(FIGURES)}")
     chosen = parser.parse_args(arguments)

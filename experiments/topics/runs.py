@@ -1,4 +1,4 @@
-"""Many runs, shared out over processes, each written down as one line when done; what is there is not repeated."""
+"""Execute many runs over processes; append each to a JSON Lines file when done, and skip those it holds."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def _shared_out(
                 one = running.pop(future)
                 try:
                     keep(one, future.result())
-                except Exception as problem:  # one run that fails must not cost the others
+                except Exception as problem:  # a failing run must not stop the others
                     print(f"FAILED {one}: {problem!r}", flush=True)

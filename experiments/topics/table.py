@@ -130,13 +130,20 @@ def smaller(runs_wanted: Iterable[Run]) -> list[Run]:
 def parser_of(text: str | None) -> argparse.ArgumentParser:
     """What all experiments with topics take."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=",".join(SOURCES), help="names, separated by commas")
+    parser.add_argument("--sets", default=",".join(SOURCES), help="comma-separated names")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="processes, each on one thread")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no run that would end later than after so many minutes",
+    )
     parser.add_argument("--device", default=NUMPY, help="where descents compute: numpy, or a device of torch, as cuda")
     parser.add_argument("--quick", action="store_true", help="one seed and little to do")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="one JSON object a line; runs found there are kept")
+    parser.add_argument(
+        "--output", type=Path, default=OUTPUT, help="a JSON Lines file; runs that it holds are not repeated"
+    )
     return parser
 
 
