@@ -287,7 +287,7 @@ def test_sketches_where_nothing_is_sketched_are_a_mistake(invoke, data_npy, part
     refused = invoke(
         "fit", parts, "-k", 3, "--method", "asyn-sd", "--init-mode", "local", "-o", "m.safetensors", code=2
     )
-    assert "one start for all parties" in refused.stderr
+    assert "All parties of this method start from one H" in refused.stderr
 
 
 def same_model(a, b):

@@ -197,7 +197,7 @@ def test_what_would_leave_without_noise_is_refused():
         PrivateAveraging(build("fnmf-by-sums", RANK), ClippedGaussian(1.0, 1.0), 3)
     with pytest.raises(CompositionError, match="no noise"):
         PrivateAveraging(RECIPES["fedavg"], KeepAll(), 3)
-    with pytest.raises(ParameterError, match="no round"):
+    with pytest.raises(ParameterError, match="max_releases must be"):
         PrivateAveraging(RECIPES["fedavg"], ClippedGaussian(1.0, 1.0), 0)
 
 
@@ -205,7 +205,7 @@ def test_what_would_leave_without_noise_is_refused():
     "program", [build("syn-ssd-uv", RANK), build("exact", RANK, local_steps=5), build("game", RANK)]
 )
 def test_what_is_no_consensus_is_refused(program):
-    with pytest.raises(CompositionError, match="no consensus"):
+    with pytest.raises(CompositionError, match="not a LocalAveraging program"):
         party_private(program, epsilon=1.0, delta=1e-5, rounds=2)
 
 
@@ -226,13 +226,13 @@ def test_an_error_that_leaves_a_party_holds_no_number_from_its_data():
     """Engines tell everybody why a party is left out; the reason of a game says in which sweep it diverged."""
     bare = LocalAveraging(RANK, game=Game(step=ConstantStep(10.0)))
     held, schedule = [*shards(1e-3)[:2], Shard("tall", as_matrix(1234.5 * shards()[2].matrix.X))], Schedule(1, 1)
-    with pytest.raises(DivergenceError, match="range of floats"):
+    with pytest.raises(DivergenceError, match=r"diverged .*overflow"):
         list(Sequential().run(bare, held, schedule, reduction=PlainReduction()))
     told = set()
     for factor in (1.0, 7.0):
         grown = [*held[:2], Shard("tall", as_matrix(factor * held[2].matrix.X))]
         program = PrivateAveraging(bare, ClippedGaussian(1.0, 1.0), 3, insecure)
-        with pytest.raises(DivergenceError, match="not told") as caught:
+        with pytest.raises(DivergenceError, match="only shown at the party") as caught:
             program.local(
                 grown[2],
                 program.start_party(grown[2], Layout.of(grown, 1)),
@@ -522,7 +522,7 @@ def test_noise_in_shares_needs_hidden_uploads_and_enough_parties():
     program = row_private(K, epsilon=3.0, row_bound=longest(X), rounds=2, shares=3, source=Seeded())
     with pytest.raises(CompositionError, match="1/3 of the noise"):
         run(program, shards_of(X), 1)
-    with pytest.raises(CompositionError, match="3 shares"):
+    with pytest.raises(CompositionError, match="shares=3"):
         program.start_party(Shard("a", as_matrix(X)), Layout(("a", "b"), M, SEED))
     masks = SecureSum(bounds={"gram": EXACT_SUM_BOUND, "cross": EXACT_SUM_BOUND})
     masked = run(program, shards_of(X), 2, reduction=masks)
@@ -587,8 +587,8 @@ def test_rows_with_unknown_cells_are_refused():
         {"weight_bound": -1.0},
         {"relation": "zero-out"},
         {"shares": 0},
-        {"most": -1},
-        {"most": 0},
+        {"max_releases": -1},
+        {"max_releases": 0},
         {"sweeps": 0},
         {"row_sweeps": 0},
         {"ridge": -1.0},

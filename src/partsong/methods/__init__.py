@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from partsong.methods.registry import Method, Problem
 
 PARTIES, TEXTS, RANKS = "parties", "texts", "ranks"
-"""What a method can be run on: parties of a federation, parties with texts, ranks of MPI or torch."""
+"""Tasks: parties of a federation, parties with texts, ranks of MPI or torch."""
 
 
 RANK_SOLVERS = {"exact": "hals", "hals": "cd", "mu": "mu", "bpp": "bpp"}
-"""Exact sums over ranks by the names they have there -> the solver that does the same to a table in one process."""
+"""Names of exact methods over ranks → the equivalent solver in one process."""
 
 
 def names(task: str = PARTIES) -> tuple[str, ...]:
-    """The methods for a task, in the order of the table."""
+    """Return the names of the methods for a task, in the order of the table."""
     return tuple(name for name, entry in TABLE.items() if task in entry.tasks)
 
 
 def distributed_names() -> tuple[str, ...]:
-    """All that one matrix over ranks can be fitted by."""
+    """Return the names of all methods that fit one matrix over ranks."""
     return tuple(dict.fromkeys((*RANK_SOLVERS, *names(RANKS))))
 
 
 def pooled_names() -> dict[str, str]:
-    """What methods for texts are called where all texts are in one place -> the method."""
+    """Return the names that topic methods have on pooled texts → the federated method."""
     return {entry.pooled_name: name for name, entry in TABLE.items() if entry.pooled_name}
 
 
 def names_with(parameter: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
-    """The methods that have a parameter."""
+    """Return the names of the methods that have a parameter."""
     known = TABLE if among is None else among
     return tuple(name for name in known if parameter in TABLE[name].parameters)
 
 
 def method(name: str) -> Method:
-    """The method of this name, whose module is imported."""
+    """Return the method with this name; its module is imported."""
     from partsong.methods.registry import find
 
     return find(name)

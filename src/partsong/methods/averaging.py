@@ -1,4 +1,4 @@
-"""Factorize alone, then agree on H."""
+"""Local averaging: parties iterate on their own rows, the server averages the H_p (FedAvg, FedProx, FNMF, Syn-SD)."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from partsong.solvers.update_rules import (
 
 @dataclass(frozen=True, slots=True)
 class AdoptModel:
-    """H_p ← H. With `follow`, the party finds where its components went, from its own last H_p, and W goes with them.
+    """H_p ← H. With `follow`, W is permuted along with the components.
 
-    P = follow(H, H_p) puts H_p in the order of H, so W ← W Pᵀ. Soft plans have no such order: W is fitted anew by
-    sweeps instead. Without `follow` W stays in the order it had, as printed in the FNMF paper.
+    P = follow(H, H_p) puts the party's last H_p in the order of H, so W ← W Pᵀ. A soft plan is no permutation: W is
+    refitted by sweeps instead. Without `follow`, W keeps its order, as printed in the FNMF paper.
     """
 
     follow: Alignment | None = None
@@ -64,7 +64,7 @@ class AdoptModel:
     def begin(
         self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: SquaredError
     ) -> tuple[Array, Array]:
-        """Hᵀ and W to go on from."""
+        """Hᵀ and W at the start of the round."""
         assert model_Ht is not None
         if self.follow is None or own_Ht is None:
             return model_Ht, W
@@ -79,14 +79,14 @@ class AdoptModel:
 
 @dataclass(frozen=True, slots=True)
 class PersonalComponents:
-    """Components that have a partner in the shared model take its values, in the party's own order; others are kept."""
+    """Components with a partner in the shared model take its values, in the party's order; the others are kept."""
 
     align: Alignment = PartialAssignment()
 
     def begin(
         self, shard: Shard, W: Array, own_Ht: Array | None, model_Ht: Array | None, solver: SquaredError
     ) -> tuple[Array, Array]:
-        """Hᵀ and W to go on from; W is in the party's order already."""
+        """Hᵀ and W at the start of the round; W is already in the party's order."""
         assert model_Ht is not None
         assert own_Ht is not None
         plan = self.align.plan(own_Ht.T, model_Ht.T)
@@ -97,24 +97,24 @@ class PersonalComponents:
 
 OWN_COMPONENTS = "H_p: the party's own components"
 SINGLE_PARTY_REASON = (
-    "Take an alignment in which every row has a partner, P 1 = 1, and which says so by is_partial = False (Assignment, "
-    "Sinkhorn), or accept that such a row is seen: AlignedUpload(…, allow_single_party_rows=True)."
+    "Use an alignment in which every row has a partner, P 1 = 1, and that declares is_partial = False (Assignment, "
+    "Sinkhorn). To accept that such a row is visible, pass AlignedUpload(…, allow_single_party_rows=True)."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class WholeUpload:
-    """H_p (k × m) and the number of rows; whoever aggregates finds out which component is which."""
+    """Upload H_p (k × m) and the number of rows; the aggregation matches components."""
 
     def check(self, aggregation: Aggregation, sweeps: int) -> None:
         if sweeps > 1:
             raise CompositionError(
-                "Several sweeps per round need AlignedUpload: without it the second says nothing new."
+                "sweeps > 1 needs AlignedUpload: otherwise further sweeps send nothing new. Use AlignedUpload()."
             )
 
     def message(self, shard: Shard, Ht: Array | None, model_Ht: Array | None, is_late: bool, rank: int) -> Message:
         if Ht is None or is_late:
-            raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the beginning of this round.")
+            raise PartyError(f"Party {shard.name!r} has nothing to send: it missed the start of this round.")
         return Message({"H": Ht.T}, weight=float(shard.matrix.shape[0]))
 
     def upload_spec(self, rank: int, layout: Layout) -> Mapping[str, ArraySpec]:
@@ -130,28 +130,27 @@ class WholeUpload:
 
 @dataclass(frozen=True, slots=True)
 class AlignedUpload:
-    """P_p H_p (k × m) and the counts P_p 1 (k), with P_p = align(H, H_p): a sweep of the barycenter is one sum.
+    """Upload P_p H_p (k × m) and the counts P_p 1 (k), with P_p = align(H, H_p): each barycenter sweep is one sum.
 
-    So no single H_p is needed by anybody, and the sum can be masked. The same as `aggregation.barycenter.FixedPoint`
-    from the same start, sweep by sweep. Where there is no model yet the first sum is by position.
+    Nobody needs a single H_p, so the sum can be masked. Sweep by sweep this equals `aggregation.barycenter.FixedPoint`
+    from the same start. Without a model, the first sum is by position.
 
-    Where the count of a row is 1, its sum is one party's row as it is. Plans without partners for every row can lead to
-    that, so masked reductions refuse an alignment that is partial, or does not say that it is not (`is_partial`),
-    unless `allow_single_party_rows` says that it is known and accepted.
+    If the count of a row is 1, its sum is one party's row. Partial plans can lead to that, so masked reductions refuse
+    an alignment unless it declares `is_partial = False`, or `allow_single_party_rows` accepts the risk.
     """
 
     align: Alignment = Assignment()
     allow_single_party_rows: bool = False
 
     def check(self, aggregation: Aggregation, sweeps: int) -> None:
-        """Needs the aggregation that divides by the counts."""
+        """Require the aggregation that divides by the counts."""
         if not isinstance(aggregation, AlignedMean):
             raise CompositionError(
-                f"AlignedUpload sends sums and counts, which {aggregation} cannot read: use AlignedMean."
+                f"AlignedUpload sends sums and counts, which {aggregation} cannot read. Use aggregation=AlignedMean()."
             )
 
     def message(self, shard: Shard, Ht: Array | None, model_Ht: Array | None, is_late: bool, rank: int) -> Message:
-        """P_p H_p and P_p 1; zeros from a party that did not iterate in this round."""
+        """P_p H_p and P_p 1; zeros if the party did not iterate in this round."""
         rows = float(shard.matrix.shape[0])
         if Ht is None or is_late:
             zeros = shard.matrix.native(np.zeros((rank, shard.matrix.shape[1])))
@@ -161,9 +160,8 @@ class AlignedUpload:
         plan = self.align.plan(model_Ht.T, Ht.T)
         if not hasattr(plan, "apply") or not hasattr(plan, "weights"):
             raise CompositionError(
-                f"{type(self.align).__name__}.plan returned {type(plan).__name__}, which is no plan: it needs matrix "
-                "(k × k), weights = P 1 and apply (core.interfaces.Plan). Wrap a matrix P as "
-                "aggregation.alignment.SoftPlan(P)."
+                f"{type(self.align).__name__}.plan returned {type(plan).__name__}, not a plan: a plan has matrix (k × k), "
+                "weights = P 1 and apply (core.interfaces.Plan). Wrap a matrix P in aggregation.alignment.SoftPlan(P)."
             )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 
@@ -179,7 +177,7 @@ class AlignedUpload:
         return {"H": replace(H, single_party_reason=reason), "counts": counts}
 
     def fill_unmatched(self, aggregate: Message, model: Message) -> Message:
-        """The mean; rows that nobody has matched stay as they were."""
+        """The mean; rows that no party has matched keep their previous values."""
         empty = np.flatnonzero(aggregate["counts"] <= 0)
         H = aggregate["H"]
         if len(empty):
@@ -193,9 +191,9 @@ class AlignedUpload:
 @state("averaging.party")
 @dataclass(frozen=True, slots=True)
 class AveragingPartyState:
-    """W, the party's own Hᵀ (m × k) as it last left it, how often the rules have stepped, and the round of that.
+    """W, the party's own Hᵀ (m × k), the number of update steps so far, and the last round it worked in.
 
-    Before the first round there is neither W nor H. Scales are those that rules have seen, if they ask for any.
+    W and Ht are None before the first round. Scales are what update rules have measured, if they need any.
     """
 
     W: Array | None = None
@@ -209,7 +207,7 @@ class AveragingPartyState:
 @state("averaging.server")
 @dataclass(frozen=True, slots=True)
 class AveragingServerState:
-    """The model as it stands, the round and sweep it is for, and the server update's own state."""
+    """The current model, the round and sweep it is for, and the state of the server update."""
 
     model: Message
     memory: State
@@ -221,18 +219,18 @@ class AveragingServerState:
 class LocalAveraging(ProgramBase):
     """Each party runs `steps` local iterations from the broadcast H and sends its H_p; the server aggregates them.
 
-        local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps, pulled to H      sent: H_p (k × m), weight n_p
+        local:   (W_p, H_p) ← solver(X_p; W_p, H)^steps, coupled to H     sent: H_p (k × m), weight n_p
         finish:  H ← server_update(H, aggregation(H_p))                   broadcast: H (k × m), round and sweep (2)
 
     FedAvg-NMF and Syn-SD use a mean, FedProx adds a proximal term, FNMF an aligned proximal term and a barycenter. The
     proximal term is off in the first `uncoupled_rounds` rounds, when there is no useful model yet. With an aligned
     upload each round takes `sweeps` exchanges; parties iterate in the first only. Never sent: X_p, W_p.
 
-    With a `sketch` every local step of H is that of ½‖SᵀX_p − SᵀW_p H‖² for an S (n_p × d) drawn anew from the party's
-    own secret, which nobody else can draw; W's steps stay exact. With one participant per round and a `Relaxation`
-    these are Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
+    With a `sketch`, each local step of H minimises ½‖SᵀX_p − SᵀW_p H‖² for a fresh S (n_p × d), drawn from the party's
+    own secret, so nobody else can draw it; steps of W stay exact. With one participant per round and a `Relaxation`
+    this is Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
 
-    With a `game` a local iteration is one sweep of it over the party's cells, in place of the solver's steps. If it is
+    With a `game`, a local iteration is one sweep of the game over the party's cells, in place of the solver's steps. If
     `asynchronous`, a round is one arrival, and no party waits for another.
     """
 
@@ -257,15 +255,17 @@ class LocalAveraging(ProgramBase):
         self.coupling.check(self.solver.rule)
         self.upload.check(self.aggregation, self.sweeps)
         if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
-            raise CompositionError("A pull and extrapolation do not go together; use a solver with NoExtrapolation.")
+            raise CompositionError(
+                "A proximal term and extrapolation cannot be combined. Use a solver with NoExtrapolation."
+            )
         if self.game is not None and (self.sketch is not None or not isinstance(self.coupling, NoPull)):
-            raise CompositionError("A game is played on all cells and without a pull: leave out sketch and coupling.")
+            raise CompositionError("A game plays all cells and has no proximal term. Remove sketch and coupling.")
         if self.sketch is not None:
             warn_if_noisy(self.solver.rule)
         if self.sketch is not None and not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError(
-                "Extrapolation asks the objective whether a step went up, which sketched steps do not know: "
-                "use a solver with NoExtrapolation, or no sketch."
+                "Extrapolation needs the objective after each step, which sketched steps do not compute. Use a solver "
+                "with NoExtrapolation, or remove sketch."
             )
 
     @property
@@ -273,7 +273,7 @@ class LocalAveraging(ProgramBase):
         return Traits(asynchronous=self.asynchronous)
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
-        """A round takes an exchange for each sweep, or as many arrivals as there are parties."""
+        """A round takes one exchange per sweep or, if asynchronous, one arrival per party."""
         return rounds * (n_parties if self.asynchronous else self.sweeps)
 
     def start_party(self, shard: Shard, layout: Layout) -> AveragingPartyState:
@@ -293,7 +293,7 @@ class LocalAveraging(ProgramBase):
         Ht = _model_columns(shard, model)
         if sweep == 0:
             party = self._iterate(shard, party, Ht, number)
-        is_late = party.round != number  # missed the first sweep: nothing to add to this round
+        is_late = party.round != number  # it missed the first sweep and adds nothing to this round
         return party, self.upload.message(shard, party.Ht, Ht, is_late, self.rank)
 
     def _iterate(
@@ -301,7 +301,7 @@ class LocalAveraging(ProgramBase):
     ) -> AveragingPartyState:
         rule = self.solver.rule
         if party.W is None:
-            is_late = number > 0 and model_Ht is not None  # joins where there is something worth beginning from
+            is_late = number > 0 and model_Ht is not None  # it joins late and starts from the model
             start = SharedInit() if is_late else self.init_mode
             Ht = start.columns(shard, model_Ht, self.rank)
             W = start.weights(shard, Ht, self.solver)
@@ -326,7 +326,7 @@ class LocalAveraging(ProgramBase):
     def _play_game(
         self, shard: Shard, party: AveragingPartyState, W: Array, Ht: Array, number: int
     ) -> AveragingPartyState:
-        """`steps` sweeps of the game; its pace is kept as the scale of W, and begins anew where there is none."""
+        """`steps` sweeps of the game. Its pace is stored as the scale of W and restarts at 1 if there is none."""
         assert self.game is not None
         game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
         standing, pace, seen = Standing(W, Ht), party.scale_W or 1.0, float("inf")
@@ -337,18 +337,18 @@ class LocalAveraging(ProgramBase):
             latest = standing.seen if meets else miss**2
             if not np.isfinite(latest):
                 raise DivergenceError(
-                    f"Numbers at party {shard.name!r} left the range of floats in sweep {count + 1}. {game.way_out}"
+                    f"The game diverged at party {shard.name!r} in sweep {count + 1} (overflow). {game.way_out}"
                 )
             pace, seen = game.step.paced(pace, count, seen, latest), latest
         return AveragingPartyState(standing.W, standing.Ht, party.count + self.steps, number, pace)
 
     def _private_sketch(self, shard: Shard, step: int) -> Operator:
-        """S (n × d) of one step, which the party alone can draw."""
+        """S (n × d) of one step, which only this party can draw."""
         assert self.sketch is not None
         return self.sketch.draw(shard.matrix.shape[0], self.rank, shard.secret, "S1", shard.name, step)
 
     def finish(self, server: AveragingServerState, aggregate: Message) -> tuple[AveragingServerState, Message]:
-        """The aggregate moves the model; what rounding under masks leaves below zero becomes zero."""
+        """Move the model by the aggregate; entries that rounding under masks leaves negative become zero."""
         fill_unmatched = self.upload.fill_unmatched(aggregate, server.model)
         moved, memory = self.server_update.step(server.model, fill_unmatched, server.memory)
         model = Message({"H": moved["H"].clip(min=0)}, moved.weight)
@@ -381,9 +381,10 @@ def _model_columns(shard: Shard, model: Message) -> Array | None:
 def fedavg(
     problem: Problem, *, local_steps: Steps = 3, weighted: bool = True, init_mode: InitMode = SHARED_INIT
 ) -> LocalAveraging:
-    """Parties iterate from the shared H, which is then averaged by position.
+    """Parties iterate from the shared H; the server averages the results by position.
 
-    McMahan et al. (2017), applied to NMF by coordinate descent. `weighted`: by numbers of rows.
+    FedAvg (McMahan et al., 2017) for NMF, with coordinate descent as the local solver. `weighted`: average by numbers
+    of rows. Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
     """
     aggregation = WeightedMean() if weighted else Mean()
     return LocalAveraging(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode, aggregation)
@@ -397,9 +398,10 @@ def fedprox(
     local_steps: Steps = 10,
     init_mode: InitMode = SHARED_INIT,
 ) -> LocalAveraging:
-    """As fedavg, while parties are pulled to the shared H.
+    """Like fedavg, with a proximal term that keeps each H_p near the shared H.
 
-    Li et al. (2020), applied to NMF by iPALM. `strength` is that of the pull.
+    FedProx (Li et al., 2020) for NMF, with iPALM as the local solver. `strength` is the weight of the proximal term.
+    Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
     """
     solver = SquaredError(InertialPalm())
     return LocalAveraging(
@@ -409,20 +411,26 @@ def fedprox(
 
 @method("one-shot-ipalm", rounds=1, privacy=("party",))
 def one_shot_ipalm(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> LocalAveraging:
-    """Every party iterates alone; components are averaged once, by position.
+    """Every party factorizes its own rows; the components are averaged once, by position.
 
-    By iPALM: a baseline of the FNMF paper.
+    By iPALM: a baseline of the FNMF paper. Sent once by each party: H_p (k × m) and n_p. Never sent: X_p, W_p.
     """
     return LocalAveraging(problem.rank, SquaredError(InertialPalm()), local_steps, init_mode)
 
 
 @method("one-shot-mu", rounds=1, privacy=("party",))
 def one_shot_mu(problem: Problem, *, local_steps: Steps = 1000, init_mode: InitMode = LOCAL_INIT) -> LocalAveraging:
-    """As one-shot-ipalm, by multiplicative updates."""
+    """Like one-shot-ipalm, with multiplicative updates.
+
+    Sent once by each party: H_p (k × m) and n_p. Never sent: X_p, W_p.
+    """
     return LocalAveraging(problem.rank, SquaredError(Multiplicative()), local_steps, init_mode)
 
 
 @method("local-only", rounds=1)
 def local_only(problem: Problem, *, local_steps: Steps = 100, init_mode: LocalInitMode = LOCAL_INIT) -> LocalAveraging:
-    """Every party factorizes alone from its own start, and the H_p are averaged once: what not to do."""
+    """Every party factorizes its own rows from its own start, and unmatched H_p are averaged once: a negative control.
+
+    Sent once by each party: H_p (k × m) and n_p. Never sent: X_p, W_p.
+    """
     return LocalAveraging(problem.rank, SquaredError(CoordinateDescent()), local_steps, init_mode)

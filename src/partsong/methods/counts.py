@@ -1,4 +1,4 @@
-"""Programs that count: documents with a word, and with pairs of words, summed over parties."""
+"""Federated document counts: documents with a word, and with pairs of words, summed over parties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partsong.solvers.lda import word_counts
 
 
 class DocumentCounts(ProgramBase):
-    """What programs that count documents have in common: everybody takes part once, and there is no model."""
+    """Base of programs that count documents: all parties take part once, and there is no model."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class DocumentCounts(ProgramBase):
 
     @property
     def solver(self) -> RowSolver:
-        raise CompositionError(f"{type(self).__name__} counts documents; it has no model to fit rows to.")
+        raise CompositionError(f"{type(self).__name__} counts documents and has no model to fit rows to.")
 
     @property
     def traits(self) -> Traits:
@@ -37,7 +37,7 @@ class DocumentCounts(ProgramBase):
 @state("pairs.sums")
 @dataclass(frozen=True, slots=True)
 class CooccurrenceServerState:
-    """What the server knows: how many documents, of each word, of each pair (int64); None before the sum."""
+    """Numbers of documents: all, with each word, with each pair (int64); None before the sum."""
 
     documents: Array | None = None
     words: Array | None = None
@@ -47,7 +47,7 @@ class CooccurrenceServerState:
 @state("pairs.party")
 @dataclass(frozen=True, slots=True)
 class CooccurrencePartyState:
-    """Whether a party has sent its counts."""
+    """Whether the party has sent its counts."""
 
     has_sent: bool = False
 
@@ -58,11 +58,12 @@ class CooccurrenceSums(DocumentCounts):
 
         local:   n_p, Σ_d [x_dw > 0], Σ_d [x_dv > 0][x_dw > 0]     sent: documents (1), words (u), pairs (p): whole
 
-    u are the distinct words of the topics, which everybody knows, and p the pairs within a topic: nothing is said of
-    other words. The same numbers as for all documents together, exactly. A party's own counts tell which of these words
-    its documents combine, and of a single document which it has; masked (privacy.masking.SecureSum) only totals are
-    seen. A count that one party alone adds to is its own in the total, too. One round is all: a party refuses a second
-    one, which would tell nothing new of all parties, and single counts where some of them are missing from it.
+    u is the number of distinct words in the topics, which are public, and p the number of pairs within topics; other
+    words are not counted. The totals equal those of the pooled documents exactly. A party's own counts reveal which of
+    these words its documents combine and, for a single document, which it contains. With secure aggregation
+    (`secure_aggregation.protocol.SecureSum`) only totals are visible. A count to which only one party contributes is
+    that party's count. There is one round: a party refuses a second one, which would add nothing about all parties but,
+    with some of them missing, would reveal single counts.
 
     For C_v a party's rows are windows instead of documents (`evaluation.topic_quality.windows`).
     """
@@ -72,11 +73,13 @@ class CooccurrenceSums(DocumentCounts):
 
     def __post_init__(self) -> None:
         if not self.topic_pairs.words:
-            raise ParameterError("There is nothing to count: the topics have no words.")
+            raise ParameterError(
+                "There is nothing to count: the topics have no words. Pass topics with at least one word."
+            )
 
     @staticmethod
     def of(topics: Sequence[Sequence[int]]) -> CooccurrenceSums:
-        """For topics as lists of columns (`evaluation.topic_quality.top_columns`)."""
+        """Return the program for topics given as lists of columns (`evaluation.topic_quality.top_columns`)."""
         return CooccurrenceSums(TopicPairs.of(topics))
 
     def start_party(self, shard: Shard, layout: Layout) -> CooccurrencePartyState:
@@ -95,8 +98,8 @@ class CooccurrenceSums(DocumentCounts):
     ) -> tuple[CooccurrencePartyState, Message]:
         if party.has_sent:
             raise ParameterError(
-                f"Party {shard.name!r} has sent its counts already. Counting takes one round: two sums of which one "
-                "lacks a party differ by its counts."
+                f"Party {shard.name!r} has already sent its counts. Counting takes one round, because two sums that "
+                "differ by one party reveal its counts. Start a new run to count again."
             )
         counted = count_pairs(word_counts(shard.matrix), self.topic_pairs)
         documents = np.array([counted.documents], np.int64)
@@ -110,7 +113,7 @@ class CooccurrenceSums(DocumentCounts):
         return counted, Message({"documents": counted.documents})
 
     def counts(self, server: CooccurrenceServerState) -> Cooccurrence:
-        """What `evaluation.topic_quality` takes."""
+        """Return the counts for `evaluation.topic_quality`."""
         if server.documents is None or server.words is None or server.pairs is None:
             raise DataError("Nothing has been counted yet. Run one round first.")
         return Cooccurrence(self.topic_pairs, int(server.documents[0]), server.words, server.pairs)
@@ -129,7 +132,7 @@ class CooccurrenceSums(DocumentCounts):
 @state("frequencies.sums")
 @dataclass(frozen=True, slots=True)
 class FrequencyServerState:
-    """What the server knows: how many documents there are, and with each word; None before the sum."""
+    """Numbers of documents: all, and with each word; None before the sum."""
 
     documents: int = 0
     words: np.ndarray | None = None
@@ -138,7 +141,7 @@ class FrequencyServerState:
 @state("frequencies.party")
 @dataclass(frozen=True, slots=True)
 class FrequencyPartyState:
-    """Whether a party has sent its frequencies."""
+    """Whether the party has sent its frequencies."""
 
     has_sent: bool = False
 
@@ -149,8 +152,9 @@ class FrequencySums(DocumentCounts):
 
         local:   n_p, Σ_d [x_dw > 0]     sent: documents (1), words (V): whole
 
-    For vocabularies that need no agreement: a public list, or hashes. Masked, only totals are seen; a count to which
-    one party alone adds is that party's. One round is all, as in CooccurrenceSums. Never sent: X_p.
+    For vocabularies that need no agreement: a public list, or hashes. With secure aggregation only totals are visible;
+    a count to which only one party contributes is that party's count. There is one round, as in CooccurrenceSums.
+    Never sent: X_p.
     """
 
     aggregation: Sum = Sum()
@@ -163,7 +167,9 @@ class FrequencySums(DocumentCounts):
 
     def local(self, shard: Shard, party: FrequencyPartyState, model: Message) -> tuple[FrequencyPartyState, Message]:
         if party.has_sent:
-            raise ParameterError(f"Party {shard.name!r} has sent its counts already. Counting takes one round.")
+            raise ParameterError(
+                f"Party {shard.name!r} has already sent its counts, once per run. Start a new run to count again."
+            )
         rows = word_counts(shard.matrix)
         words = np.bincount(rows.indices[rows.data > 0], minlength=rows.shape[1]).astype(np.int64)
         return FrequencyPartyState(True), Message({"documents": np.array([rows.shape[0]], np.int64), "words": words})
@@ -173,7 +179,7 @@ class FrequencySums(DocumentCounts):
         return FrequencyServerState(int(documents[0]), words), Message({"documents": documents})
 
     def counts(self, server: FrequencyServerState) -> tuple[np.ndarray, int]:
-        """Document frequencies (V), and the number of documents."""
+        """Return document frequencies (V) and the number of documents."""
         if server.words is None:
             raise DataError("Nothing has been counted yet. Run one round first.")
         return server.words, server.documents

@@ -1,4 +1,4 @@
-"""Both factors distributed, and exchanged as sketches alone."""
+"""DSANLS: both factors are distributed over nodes, which exchange sketches (Qian et al., 2020)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from partsong.solvers.update_rules import RULES, Multiplicative, NoExtrapolation
 @state("dsanls.party")
 @dataclass(frozen=True, slots=True)
 class DsanlsPartyState:
-    """The shared seed, the number of parties; W_r (|I_r| × k), H_rᵀ (|J_r| × k), and what the rules remember of each.
+    """The shared seed, the number of parties, W_r (|I_r| × k), H_rᵀ (|J_r| × k), and the update rules' state for each.
 
     Factors are None before the first exchange.
     """
@@ -58,7 +58,7 @@ class DsanlsPartyState:
 
 @dataclass(frozen=True, slots=True)
 class DsanlsIteration:
-    """One iteration at a party: all that its two steps need; `cap` bounds what comes of them."""
+    """One iteration at a party: inputs of its two steps; `cap` bounds their results."""
 
     rank: int
     solver: SquaredError
@@ -70,7 +70,7 @@ class DsanlsIteration:
     def measured(self, party: DsanlsPartyState, Ht: Array) -> tuple[DsanlsPartyState, np.ndarray]:
         """‖X_r − W_r H‖², ‖X_r‖² and the party's share of the penalties, from one pass over X_r.
 
-        Before the first step it makes the factors too: W_r from H and each row alone, H_r from H.
+        Before the first step it also initializes the factors: W_r from H and each row alone, H_r from H.
         """
         W, gram = party.W, kernels.of(Ht).gram(Ht)
         new = kernels.of(Ht).empty((self.matrix.shape[0], self.rank), Ht) if W is None else W
@@ -91,7 +91,7 @@ class DsanlsIteration:
         return replace(party, W=new, Ht_block=Ht_block), np.array([error, energy, penalties])
 
     def row_step(self, party: DsanlsPartyState, B: Array) -> DsanlsPartyState:
-        """W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ) for B = H S (k × d), a block of rows after another."""
+        """W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ) for B = H S (k × d), one block of rows at a time."""
         (gram, Bt), penalty, m = _gram(self.matrix.native(B)), self.solver.penalty_W, self.matrix.shape[1]
         shared, shift = NormalEquations(gram, gram).penalised(penalty, m).gram, penalty.l1 * m
         on, rule = kernels.of(Bt), self.solver.rule
@@ -111,7 +111,7 @@ class DsanlsIteration:
             return ()
 
         crossing.walk(self._S("W", party), self.matrix.row_block, Bt, step)
-        after = replace(states[0], previous=previous)  # all else is the same in all blocks, which share one gram
+        after = replace(states[0], previous=previous)  # the rest is the same in all blocks, which share one gram
         return replace(party, W=self._capped(W), memory_W=after)
 
     def column_step(self, party: DsanlsPartyState, B: Array) -> DsanlsPartyState:
@@ -140,7 +140,7 @@ class DsanlsIteration:
         return crossing.placed_rows(following._S("W", party), party.Ht_block, self.matrix.first_column)
 
     def whole_H(self, party: DsanlsPartyState) -> Array:
-        """H_r where it belongs in all of H (k × m), which is zero elsewhere."""
+        """H_r in its place in all of H (k × m), zero elsewhere."""
         first, last = self._columns
         whole = kernels.of(party.Ht_block).empty((self.matrix.shape[1], self.rank), party.Ht_block)
         whole[:first], whole[first:last], whole[last:] = 0, party.Ht_block, 0
@@ -151,7 +151,7 @@ class DsanlsIteration:
         return self.matrix.first_column, self.matrix.first_column + self.matrix.column_block.shape[1]
 
     def _S(self, factor: str, party: DsanlsPartyState) -> Operator:
-        """S for the step of a factor: of the columns of X for W, of its rows for H."""
+        """S for the step of a factor: it sketches columns of X for W, rows of X for H."""
         size = self.matrix.shape[1] if factor == "W" else self.matrix.n_rows
         return self.sketch.draw(size, self.rank, party.seed, factor, self.iteration)
 
@@ -169,17 +169,18 @@ def _size(penalty: Penalty, factor: Array) -> float:
 
 
 SINGLE_PARTY_REASON = (
-    "every node holds columns of everybody's rows, and what it alone adds to a sum is seen in it. Sketched exchange is "
-    "for the machines of one owner; parties that hide data from each other use shared statistics."
+    "each node holds columns of all parties' rows, and some of its addends appear unmixed in the sum. DSANLS is for "
+    "the machines of one owner. Between parties, use method='exact'."
 )
 
 
 @state("dsanls.server")
 @dataclass(frozen=True, slots=True)
 class DsanlsServerState:
-    """H (k × m) when it last was whole, the exchange that comes next, and the sums of the latest error.
+    """The latest whole H (k × m), the next exchange, and the sums of the latest error.
 
-    `parties` were in the first sum, and have to be in all; `cap` bounds the entries of both factors (0: nothing does).
+    `parties`: number of parties in the first sum; all must be in every sum. `cap`: bound of the entries of both factors
+    (0: none).
     """
 
     H: Array
@@ -193,24 +194,24 @@ class DsanlsServerState:
 
 @dataclass(frozen=True, slots=True)
 class SketchExchange(ProgramBase):
-    """DSANLS: node r has rows W_r and columns H_r, and of the rest only sketches (Qian et al., 2020, Alg. 2).
+    """DSANLS: node r holds rows W_r and columns H_r, and sees only sketches of the rest (Qian et al., 2020, Alg. 2).
 
         exchange 2t      W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ)        sent: W_rᵀ S'[I_r]  (k × d'),   B' = Σ
         exchange 2t + 1  H_r ← rule(H_r; B'B'ᵀ, X[:, J_r]ᵀ S' B'ᵀ)  sent: H_r S[J_r]   (k × d),    B = Σ
 
-    S (m × d) and S' (n × d') are drawn anew in every iteration t, by everybody from the shared seed: an iteration sends
-    k·d + k·d' numbers, whatever the size of X. Parties hold `data.blocks.TwoSided` blocks that cover X once; a
-    single party may hold a plain matrix. Never sent: X. A subsampling sends rows of W and columns of H as they are.
+    Every node draws fresh S (m × d) and S' (n × d') in every iteration t from the shared seed. An iteration sends
+    k·d + k·d' numbers, whatever the size of X. Parties hold `data.blocks.TwoSided` blocks that cover X once; a single
+    party may hold a plain matrix. Never sent: X. A subsampling sends rows of W and columns of H unchanged.
 
-    After `every` iterations, and at the last, H is sent whole (k × m) instead. Only then is there a model; the exchange
-    after it adds ‖X − W H‖² for this H and the W from before that exchange, which is the one that H was fitted to.
-    So `exchanges` has one more than two for each iteration: it tells the error of the last H.
+    Every `every` iterations, and at the last, H is sent whole (k × m) instead; only then is there a model. The exchange
+    after it adds ‖X − W H‖² for this H and the W that H was fitted to, the one from before that exchange. So there is
+    one exchange more than two per iteration: it gives the error of the last H.
 
-    `fresh=False` sketches in exchange 2t the W from before it, as the paper prints (its code does not): steps of W and
-    H at a time. `capped` keeps entries below √(2‖X‖_F), (22) in the paper, once the first sum has told ‖X‖_F: from
-    exchange 1 on. It is for factors of one scale, and so for data on a scale of about 1: here H starts there, and W
-    takes the units of X. With `n_rows`, the rows of all parties, engines hold uploads to their sizes, and else to
-    finite numbers.
+    `fresh=False`: exchange 2t sketches the W from before its update, as printed in the paper but not in its code; W and
+    H then move at the same time. `capped`: entries stay below √(2‖X‖_F), (22) in the paper, from exchange 1 on, when
+    ‖X‖_F is known. It assumes factors of one scale, so data on a scale of about 1: here H starts there, and W takes the
+    units of X. `n_rows`: the rows of all parties; with it engines check the sizes of uploads, otherwise only that
+    numbers are finite.
     """
 
     rank: int
@@ -227,19 +228,19 @@ class SketchExchange(ProgramBase):
         for name in ("rank", "iterations", "every", *(() if self.n_rows is None else ("n_rows",))):
             whole_number(f"SketchExchange: {name}", getattr(self, name))
         if not isinstance(self.solver.momentum, NoExtrapolation):
-            raise CompositionError("Sketched steps are not extrapolated: use a solver with NoExtrapolation.")
+            raise CompositionError("Sketched steps cannot be extrapolated. Use a solver with NoExtrapolation.")
         rule = self.solver.rule
         if isinstance(rule, Multiplicative) and not self.has_no_signs:
             raise CompositionError(
-                "Multiplicative steps need products without signs, which only a subsampling leaves as they are. "
-                "Take kind=Subsampling, or ProximalDescent."
+                "Multiplicative updates need non-negative products, which only subsampling keeps non-negative. "
+                "Use kind=Subsampling, or ProximalDescent."
             )
         if not (self.sketch.ratio == 1 and self.has_no_signs):  # S = I
             warn_if_noisy(rule)
 
     @property
     def traits(self) -> Traits:
-        """Every node has a part of both factors. Masks would promise what the blocks have given away already."""
+        """Every node holds a part of both factors; masks would not hide what its blocks already reveal."""
         return Traits(
             full_participation=True,
             needs_columns=True,
@@ -250,25 +251,25 @@ class SketchExchange(ProgramBase):
 
     @property
     def has_no_signs(self) -> bool:
-        """Whether a sketch of what is not negative is not negative."""
+        """Whether sketches of non-negative factors are non-negative."""
         return self.sketch.kind is Subsampling
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
-        """Two for each iteration, and the one that tells the error of the last H."""
+        """Two per iteration, and one for the error of the last H."""
         return 2 * rounds + 1
 
     def start_party(self, shard: Shard, layout: Layout) -> DsanlsPartyState:
-        """Neither W nor H yet; several parties need both sides of their blocks."""
+        """No W or H yet; with several parties, data must be two-sided blocks."""
         if len(layout.parties) > 1 and not isinstance(shard.matrix, TwoSided):
             raise CompositionError(
-                f"Party {shard.name!r} holds rows alone, but here each of {len(layout.parties)} parties also updates "
-                "columns of H from columns of X. Give every party a data.two_sided.TwoSided (two_sided_blocks makes "
-                "them), or use another method."
+                f"Party {shard.name!r} holds rows only, but each of {len(layout.parties)} parties also updates columns "
+                "of H from columns of X. Pass a data.blocks.TwoSided for every party, or use another method."
             )
         n_rows = TwoSided.of(shard.matrix).n_rows
         if self.n_rows not in (None, n_rows):
             raise CompositionError(
-                f"The program was made for {self.n_rows} rows of all parties, but party {shard.name!r} says {n_rows}."
+                f"The program was built for n_rows={self.n_rows}, but party {shard.name!r} has a block of {n_rows} "
+                "rows. Build it with the total number of rows."
             )
         return DsanlsPartyState(layout.seed, len(layout.parties))
 
@@ -276,7 +277,7 @@ class SketchExchange(ProgramBase):
         return self.start_from(random_columns(layout.n_features, self.rank, stream(layout.seed, "start"), layout.dtype))
 
     def start_from(self, Ht: Array) -> tuple[DsanlsServerState, Message]:
-        """The server's start from a given Hᵀ."""
+        """Start the server from a given Hᵀ."""
         server = DsanlsServerState(Ht.T)
         return server, self._model(server, {"H": server.H})
 
@@ -302,7 +303,7 @@ class SketchExchange(ProgramBase):
         return moved, Message(arrays)
 
     def finish(self, server: DsanlsServerState, aggregate: Message) -> tuple[DsanlsServerState, Message]:
-        """The sum is sent on; what it tells of error, blocks and size is kept."""
+        """Broadcast the sum; keep its error, coverage and size."""
         server = self._checked(server, aggregate)
         sums = {name: array for name, array in aggregate.arrays.items() if name not in ("totals", "blocks")}
         after = replace(server, turn=server.turn + 1, H=sums.get("H", server.H))
@@ -318,9 +319,9 @@ class SketchExchange(ProgramBase):
             return replace(server, parties=aggregate.weight)
         if aggregate.weight != server.parties:
             raise PartyError(
-                f"{aggregate.weight:g} of {server.parties:g} parties are in the sum of exchange {server.turn}. Each "
-                "has rows of W and columns of H that nobody else has, so that none may be missing. Go on from the "
-                "last checkpoint with all of them."
+                f"{aggregate.weight:g} of {server.parties:g} parties are in the sum of exchange {server.turn}. No "
+                "party may be missing, because each holds rows of W and columns of H that no other has. Resume from "
+                "the last checkpoint with all parties."
             )
         return server
 
@@ -332,16 +333,16 @@ class SketchExchange(ProgramBase):
         return server.H
 
     def is_whole(self, iteration: int) -> bool:
-        """Whether H is whole at the beginning of an iteration."""
+        """Whether H is whole at the start of an iteration."""
         return iteration % self.every == 0 or iteration == self.iterations
 
     def turn(self, model: Message) -> Turn:
-        """A round ends where the exchange before this model has told the error of a whole H."""
+        """A round ends when the exchange before this model has given the error of a whole H."""
         iteration, is_second = divmod(int(model["turn"][0]), 2)
         return Turn(ends_round=bool(is_second) and iteration > 0 and self.is_whole(iteration))
 
     def metrics(self, server: DsanlsServerState) -> Mapping[str, float]:
-        """‖X − W H‖ / ‖X‖ of the latest whole H and the objective over ½‖X‖², after the exchange that told them."""
+        """‖X − W H‖ / ‖X‖ of the latest whole H and the objective over ½‖X‖², after the exchange that measured them."""
         if np.isnan(server.squared_norm):
             return {}
         if server.squared_norm <= 0:
@@ -351,7 +352,7 @@ class SketchExchange(ProgramBase):
         return {"relative_error": float(np.sqrt(error)), "objective": float(objective)}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """Sketches of one factor each, with totals after a whole H; nothing where the number of rows is not known."""
+        """Sketches of one factor each, with totals after a whole H; empty if the number of rows is unknown."""
         if self.n_rows is None:
             return ()
         k, m, size = self.rank, layout.n_features, self.sketch.dimension
@@ -366,8 +367,8 @@ class SketchExchange(ProgramBase):
         )
         W = {"sketched_W": of_W}
         totals = {"totals": ArraySpec((3,), meaning="‖X_r − W_r H‖², ‖X_r‖² and penalties")}
-        blocks = {"blocks": ArraySpec((2,), meaning="that the blocks cover X, once")}
-        whole = "the columns of H that are the node's own, in their place"
+        blocks = {"blocks": ArraySpec((2,), meaning="evidence that the blocks cover X once")}
+        whole = "the node's own columns of H, in their place"
         H = ArraySpec((k, m), non_negative=True, single_party_reason=SINGLE_PARTY_REASON, is_factor=True, meaning=whole)
         return W, {**W, **totals}, {**W, **totals, **blocks}, {"sketched_H": of_H}, {"H": H}
 
@@ -385,9 +386,10 @@ def dsanls(
     rule: Annotated[UpdateRule, RULES] = ProximalDescent(),
     every: Annotated[int, Whole()] = 10,
 ) -> SketchExchange:
-    """Both factors in blocks, of which only sketches are exchanged: for the machines of one owner.
+    """Nodes hold blocks of both factors and exchange sketches: for the machines of one owner.
 
-    Qian et al. (2020), Alg. 2. H is sent whole after `every` iterations.
+    Qian et al. (2020), Alg. 2. Sent per iteration and node: W_rᵀS' (k × d') and H_rS (k × d); every `every` iterations
+    its columns of H whole, and totals. Never sent: X. Not private: each node reads columns of all rows.
     """
     return SketchExchange(
         problem.rank,

@@ -1,4 +1,4 @@
-"""Exact federated factorization: sums over rows are all that the shared half needs, whatever the split."""
+"""Exact federated NMF: parties send sums over rows, and the result equals the pooled factorization."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from partsong.solvers.update_rules import SWEEPS, CoordinateDescent, Extrapolati
 
 @dataclass(frozen=True, slots=True)
 class SharedSums(ProgramBase):
-    """Parties do the row steps of a loss and send their sums; the server does its column step from the totals.
+    """Parties take the row steps of a loss and send sums; the server takes the column step from the totals.
 
-        local:   W_p ← row step from H            sent: what `half_steps.sums_spec` names
-        finish:  H   ← column step from Σ sums    broadcast: H (k × m), and what else row steps need
+        local:   W_p ← row step from H            sent: the arrays of `half_steps.sums_spec`
+        finish:  H   ← column step from Σ sums    broadcast: H (k × m), and scalars of the solver
 
-    For `SquaredError`: W_pᵀW_p (k × k), W_pᵀX_p (k × m), and single numbers, each by its name. The same numbers as
-    factorizing the stacked rows, to rounding. Never sent: X_p, W_p. The sums of one party reveal its rows when it has
+    For `SquaredError`: W_pᵀW_p (k × k), W_pᵀX_p (k × m), n_p, ‖X_p‖² and, with an L1 penalty, ΣW_p. The result equals
+    factorizing the stacked rows, up to rounding. Never sent: X_p, W_p. The sums of one party reveal its rows if it has
     few of them; only a reduction that hides single uploads protects against that.
     """
 
@@ -47,7 +47,7 @@ class SharedSums(ProgramBase):
         return self.half_steps
 
     def start_party(self, shard: Shard, layout: Layout) -> State:
-        """Usually no W yet: it starts from H and each row alone, in the first round."""
+        """Usually no W yet: the first round starts it from H and each row alone."""
         return self.half_steps.begin_rows(shard, layout)
 
     def start_server(self, layout: Layout) -> tuple[State, Message]:
@@ -55,7 +55,7 @@ class SharedSums(ProgramBase):
         return self._with_model(self.half_steps.begin(Ht, is_scaled=False))
 
     def start_from(self, Ht: Array) -> tuple[State, Message]:
-        """The server's start from a given Hᵀ."""
+        """Start the server from a given Hᵀ."""
         return self._with_model(self.half_steps.begin(Ht))
 
     def local(self, shard: Shard, party: State, model: Message) -> tuple[State, Message]:
@@ -64,7 +64,7 @@ class SharedSums(ProgramBase):
 
     def finish(self, server: State, aggregate: Message) -> tuple[State, Message]:
         sums = [aggregate.arrays]
-        del aggregate  # sums are as large as H: the step may drop them before its end
+        del aggregate  # sums are as large as H: lets the step free them early
         return self._with_model(self.half_steps.column_step(server, sums.pop()))
 
     def _with_model(self, columns: State) -> tuple[State, Message]:
@@ -92,14 +92,16 @@ class SharedSums(ProgramBase):
 def exact(
     problem: Problem, *, local_steps: Steps = 3, accelerate: bool = False, init_mode: SharedInitMode = SHARED_INIT
 ) -> SharedSums:
-    """Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.
+    """Parties send WᵀW and WᵀX; the result equals as many iterations on the pooled rows.
 
-    `local_steps` are sweeps per pass over the rows; `accelerate` extrapolates both factors.
+    `local_steps`: sweeps per pass over the rows. `accelerate`: extrapolate both factors. Sent per round and party: WᵀW
+    (k × k), WᵀX (k × m), n_p and ‖X_p‖². Never sent: X_p, W_p. A party with few rows is protected only by secure
+    aggregation or noise, because its sums reveal its rows.
     """
     momentum = Extrapolation() if accelerate else NoExtrapolation()
     return SharedSums(problem.rank, SquaredError(CoordinateDescent(sweeps=local_steps), momentum=momentum))
 
 
 def accelerated_sums(rank: int) -> SharedSums:
-    """Exact sums with several sweeps and extrapolation: how a run goes on that another method began."""
+    """Return exact sums with several sweeps and extrapolation: the second stage of two-stage methods."""
     return exact(Problem(rank), local_steps=SWEEPS, accelerate=True)

@@ -1,4 +1,4 @@
-"""Latent Dirichlet allocation between parties: sums of expected word counts, and batch variational Bayes comes out."""
+"""Federated latent Dirichlet allocation: batch or online variational Bayes from sums of expected word counts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from partsong.methods.registry import Problem, TopicConfig, method
 from partsong.solvers.lda import TopicRows, expectations, require_counts
 
 START = 100.0
-"""λ starts from Gamma(100, 1/100), as in Hoffman's program and in scikit-learn."""
+"""λ starts from Gamma(100, 1/100), as in Hoffman's code and in scikit-learn."""
 
 
 @state("fedlda.party")
 @dataclass(frozen=True, slots=True)
 class LDAPartyState:
-    """A party's private half: γ (n × k) of its documents; None before its first round."""
+    """The party's private state: γ (n × k) of its documents; None before its first round."""
 
     gamma: Array | None = None
 
@@ -38,9 +38,9 @@ class LDAPartyState:
 @state("fedlda.server")
 @dataclass(frozen=True, slots=True)
 class LDAServerState:
-    """The server's half: λᵀ (V × k), rounds done, how many parties there are, all their documents (0: not known yet).
+    """λᵀ (V × k), rounds so far, number of parties, number of all their documents (0: unknown).
 
-    `perplexity` is of the documents that took part last, under the model that they were sent.
+    `perplexity`: of the documents in the last round, under the model they were sent.
     """
 
     totals: Array
@@ -55,21 +55,22 @@ class FederatedLDA(ProgramBase):
     """Parties infer the topics of their documents and send expected counts; the server adds them to the prior.
 
         local:   γ_p, φ ← E-step(X_p; H)      sent: S_p = Σ_d count_dw φ_dwl (k × V), totals (3), bound (1)
-        finish:  λ ← η + Σ_p S_p                               everybody took part: a step of batch VB
-                 λ ← (1 − ρ_t) λ + ρ_t (η + N/N_G Σ_{p∈G} S_p)   some did, G: of online VB, ρ_t = (τ + t)^−κ, t ≥ 1
+        finish:  λ ← η + Σ_p S_p                               all parties took part: a step of batch VB
+                 λ ← (1 − ρ_t) λ + ρ_t (η + N/N_G Σ_{p∈G} S_p)   only G did: a step of online VB, ρ_t = (τ + t)^−κ, t ≥
+                 1
         broadcast: H = exp E[log β] (k × V) under λ
 
-    With everybody in each round the numbers are those of the pooled documents, to rounding (Hoffman, Blei & Bach, 2010,
-    Algorithm 1, on one batch). N is `documents`, or what the last round of all parties counted; while neither is known,
-    N/N_G is the number of parties over that of G. Never sent: X_p, γ_p. But S_p sums over topics to the counts of all
-    words of the party, in each round the same: whoever sees it knows which words the party uses and how often, and of a
-    single document its very words. Only a reduction that hides single uploads protects against that, and only while
-    the same parties are in every sum: two sums of which one lacks a party differ, summed over topics, by its words. A
-    word that one party alone has is its own in the sum as well.
+    If all parties take part in each round, the result equals that of the pooled documents, up to rounding (Hoffman,
+    Blei & Bach, 2010, Algorithm 1, on one batch). N is `documents`, or the count of the last round of all parties;
+    while neither is known, N/N_G is the number of parties over that of G. Never sent: X_p, γ_p. However, S_p summed
+    over topics gives the party's counts of all words, the same in each round. A reader of S_p learns which words the
+    party uses and how often, and the words of a single document. Only a reduction that hides single uploads protects
+    against that, and only while the same parties are in every sum: two sums that differ by one party, summed over
+    topics, differ by its word counts. A word that only one party uses shows that party's count in the sum, too.
 
-    `starts_over`: each E-step starts from γ = 1, as in scikit-learn; else from the party's last γ, which takes fewer
-    iterations and never lowers the bound, but leaves documents in the topics that they had by chance at first: the
-    topics of short texts become much worse. α and η are 1/k unless given.
+    `starts_over`: each E-step starts from γ = 1, as in scikit-learn. Otherwise it starts from the party's last γ. That
+    takes fewer iterations and never lowers the bound, but leaves documents in their initial, random topics: topics of
+    short texts become much worse. α and η default to 1/k.
     """
 
     rank: int
@@ -85,16 +86,18 @@ class FederatedLDA(ProgramBase):
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            raise ParameterError(f"A topic model needs at least one topic; got {self.rank}.")
+            raise ParameterError(f"rank must be at least 1; got {self.rank}.")
         if not 0 < self.prior < math.inf:
-            raise ParameterError(f"The prior of a topic's words must be above zero and finite; got {self.prior}.")
+            raise ParameterError(f"eta, the prior of a topic's words, must be positive and finite; got {self.prior}.")
         if not (self.offset >= 0 and 0 < self.decay <= 1):
             raise ParameterError(
-                "Steps (offset + t)^-decay need an offset of at least 0 and a decay above 0 and up to 1; "
-                f"got {self.offset} and {self.decay}."
+                "Step sizes (offset + t)^-decay need offset ≥ 0 and 0 < decay ≤ 1; "
+                f"got offset={self.offset} and decay={self.decay}."
             )
         if self.documents is not None and self.documents < 1:
-            raise ParameterError(f"documents is the number of all parties' documents; got {self.documents}.")
+            raise ParameterError(
+                f"documents, the number of all parties' documents, must be at least 1; got {self.documents}."
+            )
         _ = self.solver
 
     @property
@@ -117,10 +120,10 @@ class FederatedLDA(ProgramBase):
         return self.start_from(totals, len(layout.parties))
 
     def start_from(self, totals: Array, parties: int) -> tuple[LDAServerState, Message]:
-        """The server's start from a given λᵀ (V × k), for so many parties."""
+        """Start the server from a given λᵀ (V × k), for this number of parties."""
         given = np.ascontiguousarray(kernels.of(totals).to_numpy(totals), np.float64)
         if given.ndim != 2 or given.shape[1] != self.rank or not (np.isfinite(given).all() and (given > 0).all()):
-            raise ShapeError(f"A start has {self.rank} columns of numbers above zero; got shape {given.shape}.")
+            raise ShapeError(f"The start must have {self.rank} columns of positive numbers; got shape {given.shape}.")
         server = LDAServerState(given, 0, parties, float(self.documents or 0))
         return server, _model(server)
 
@@ -157,20 +160,20 @@ class FederatedLDA(ProgramBase):
     def weights(self, server: LDAServerState, matrix: Matrix) -> Array:
         """θ (n × k) of documents under exp E[log β], as in training and in scikit-learn's transform.
 
-        `solver` has only `components` to go by, which are without the number of words behind them.
+        `solver` sees only `components`, which do not contain λ's total counts.
         """
         return self.solver.shares(matrix, expectations(server.totals))
 
     def metrics(self, server: LDAServerState) -> Mapping[str, float]:
-        """exp(−bound / words): the perplexity of those who took part, under the model that they were sent."""
+        """exp(−bound / words): the perplexity of the participating documents, under the model they were sent."""
         return {"perplexity": server.perplexity}
 
     def directions(self, model: Message | None) -> int:
-        """Expected counts of words are k combinations of documents."""
+        """Expected word counts are k combinations of documents."""
         return self.rank
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """Expected counts and totals, which are not negative, and a logarithm, which may be."""
+        """Expected counts and totals are non-negative; the bound, a logarithm, may be negative."""
         shape = (self.rank, layout.n_features)
         counts = ArraySpec(shape, non_negative=True, meaning="Σ_d count_dw φ_dwl: expected counts of words by topic")
         totals = ArraySpec((3,), non_negative=True, meaning="1, documents and words of the party")
@@ -192,8 +195,10 @@ def _model(server: LDAServerState) -> Message:
 
 @method("fedlda", rounds=50, only_texts=True, constant_sums=True, texts=TopicConfig(50, "lda"))
 def fedlda(problem: Problem) -> FederatedLDA:
-    """Latent Dirichlet allocation: parties infer the topics of their documents and send expected counts of words.
+    """Latent Dirichlet allocation: parties infer the topics of their documents and send expected word counts.
 
-    Hoffman, Blei & Bach (2010). The numbers of all documents are not told: rounds of all parties count them.
+    Hoffman, Blei & Bach (2010). The total number of documents is counted in rounds of all parties. Sent per round and
+    party: expected counts of words by topic (k × V), numbers of documents and words, and one term of the bound. Never
+    sent: X_p, γ_p. Summed over topics, expected counts are the party's word counts; only secure aggregation hides them.
     """
     return FederatedLDA(problem.rank)

@@ -1,4 +1,4 @@
-"""Topics by descent at the parties and averages at the server: FedNMF and FedNMF+MI."""
+"""FedNMF and FedNMF+MI (Si et al., 2022): mini-batch descent at parties, averaging or FedOpt steps at the server."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ CRITIC = "theta."
 @state("fednmf.party")
 @dataclass(frozen=True, slots=True)
 class DescentPartyState:
-    """W (n × k) as the party last left it, in how many rounds it has worked, and its latest estimate of information.
+    """W (n × k), the number of rounds the party has worked in, and its latest estimate of mutual information.
 
-    Before its first round there is no W. Without a critic there is no estimate (NaN).
+    W is None before its first round. Without a critic the estimate is NaN.
     """
 
     W: Array | None = None
@@ -59,7 +59,7 @@ class DescentPartyState:
 @state("fednmf.server")
 @dataclass(frozen=True, slots=True)
 class DescentServerState:
-    """The model as it stands, and the server update's own state."""
+    """The current model and the state of the server update."""
 
     model: Message
     memory: State
@@ -67,18 +67,19 @@ class DescentServerState:
 
 @dataclass(frozen=True, slots=True)
 class FederatedDescent(ProgramBase):
-    """Each party descends from the model on batches of its documents; the server averages, or steps adaptively.
+    """Parties take mini-batch descent steps from the model; the server averages the results or takes adaptive steps.
 
         local:   (W_p, H_p, θ_p) ← descent(X_p; W_p, H, θ)             sent: H_p (k × V), θ_p, weight n_p
-        finish:  H ← [server_update(H, Σ n_p H_p / Σ n_p)]₊, θ likewise, not projected; sums over those who took part
+        finish:  H ← [server_update(H, Σ n_p H_p / Σ n_p)]₊, θ likewise, not projected; sums over participants
 
-    FedNMF+MI (Si et al., 2022, Alg. 1), in rows: X is Aᵀ there, W is Hᵀ, H is Wᵀ. Without information in the descent
-    there is no θ, and it is FedNMF. W_p is the party's own state, kept from round to round; a party that comes rarely
-    can fit it to the model before it descends (`warm_start_weights`). Whoever evaluates fits weights anew by `solver`.
+    FedNMF+MI (Si et al., 2022, Alg. 1), with rows as documents: X is their Aᵀ, W their Hᵀ, H their Wᵀ. Without mutual
+    information in the descent there is no θ, and this is FedNMF. W_p is party state, kept from round to round; a party
+    that takes part rarely can fit it to the model before each descent (`warm_start_weights`). For evaluation, weights
+    are refitted with `solver`.
 
-    Start: H ~ U(0, 1)·2/V, so that a topic's words sum to about 1, and W_p ~ U(0, 1)·√(3/k), so that a document's
-    weights have norm 1 or so. Neither needs data, and steps of the usual rates are stable for any V and k.
-    Order of documents and start of W_p come from the party's own secret. Never sent: X_p, W_p.
+    Start: H ~ U(0, 1)·2/V, so a topic's words sum to about 1, and W_p ~ U(0, 1)·√(3/k), so a document's weights have
+    norm of about 1. Neither needs data, and the usual learning rates are stable for any V and k. The order of documents
+    and the start of W_p come from the party's own secret. Never sent: X_p, W_p.
     """
 
     rank: int
@@ -109,9 +110,9 @@ class FederatedDescent(ProgramBase):
         return after, _message(learned.Ht, learned.theta, float(shard.matrix.shape[0]))
 
     def refreshed(self, shard: Shard, party: DescentPartyState, model: Message) -> Array:
-        """W_p for a model, information included: the fit to H, from which weights descend with H and θ as they are.
+        """W_p for a model with mutual information: fit to H, then descend with H and θ fixed.
 
-        `solver` gives the fit alone, which knows nothing of λ.
+        `solver` gives the first step only, without λ.
         """
         Ht, theta = _at(shard, model)
         W = self.solver.solve_rows(shard.matrix, Ht)
@@ -121,7 +122,7 @@ class FederatedDescent(ProgramBase):
         return self.descent.fit_weights(to_documents(shard.matrix), W, Ht, theta, draw)
 
     def _weights(self, shard: Shard, party: DescentPartyState, Ht: Array) -> Array:
-        """What the party had, or U(0, 1)·√(3/k), or the fit to the model."""
+        """The party's previous W, U(0, 1)·√(3/k), or the fit to the model."""
         if self.warm_start_weights and party.rounds > 0:
             return self.solver.solve_rows(shard.matrix, Ht)
         if party.W is not None:
@@ -143,13 +144,16 @@ class FederatedDescent(ProgramBase):
         return (
             {
                 "H": H,
-                **{CRITIC + name: ArraySpec(size.shape, meaning="of the critic θ_p") for name, size in sizes.items()},
+                **{
+                    CRITIC + name: ArraySpec(size.shape, meaning="parameters θ_p of the critic")
+                    for name, size in sizes.items()
+                },
             },
         )
 
 
 def _at(shard: Shard, model: Message) -> tuple[Array, dict[str, Array]]:
-    """Hᵀ (V × k) and θ in the type and place of a party's documents."""
+    """Hᵀ (V × k) and θ with the number type and device of a party's documents."""
     Ht = shard.matrix.native(kernels.of(model["H"]).rows_of(model["H"]))
     critic = ((name, array) for name, array in model.arrays.items() if name.startswith(CRITIC))
     return Ht, {name.removeprefix(CRITIC): shard.matrix.native(array) for name, array in critic}
@@ -178,17 +182,18 @@ def fednmf(
     server: Server = Replace,
     server_rate: Annotated[float | None, Above(0)] = None,
 ) -> FederatedDescent:
-    """Descent on batches of documents at the parties; the server averages, or takes steps of its own.
+    """Parties descend on mini-batches of documents; the server averages, or takes adaptive steps.
 
-    Si et al. (2022); the server's steps are those of FedOpt (Reddi et al., 2021). By a `weight_step` "document" each
-    document moves by its own error: better topics in as many epochs (docs/guide/topics.md). `warm_start_weights`:
-    weights are fitted to the model before each round but the first.
+    Si et al. (2022); the server's steps are those of FedOpt (Reddi et al., 2021). With `weight_step="document"` each
+    document moves by its own error, which gives better topics in as many epochs (docs/guide/topics.md).
+    `warm_start_weights`: fit weights to the model before each round but the first. Sent per round and party: H_p
+    (k × V) and n_p. Never sent: X_p, W_p.
     """
     if server is Replace and server_rate is not None:
         steps = ", ".join(SERVER_UPDATES.names[1:])
         raise ParameterError(
-            f"server_rate is for server = {steps}: an average has no rate. Set server to one of them, or leave "
-            "server_rate out.",
+            f"server_rate is for server = {steps}; an average has no rate. Set server to one of them, or remove "
+            "server_rate.",
             parameter="server_rate",
         )
     update = Replace() if server is Replace else server(SERVER_RATE if server_rate is None else server_rate)
@@ -207,11 +212,12 @@ def fednmf_mi(
     critic_rate: Annotated[float | None, Above(0)] = None,
     **options: Any,
 ) -> FederatedDescent:
-    """As fednmf, while weights keep mutual information with the documents, by a critic that is learned with them.
+    """Like fednmf, with a term that keeps mutual information between weights and documents, estimated by a critic.
 
-    λ is `strength`; 0 is fednmf itself. As printed ("dv", at the rate of W) the critic hardly learns by averages;
-    `mi_gradient` "js" with a `critic_rate` of 0.2 to 0.5 does (docs/results/topics.md). In the open the critic tells
-    which words a party has, to the letter (docs/reference/exposure.md).
+    λ is `strength`; 0 is fednmf. As printed ("dv", at the rate of W) an averaged critic hardly learns;
+    `mi_gradient="js"` with a `critic_rate` of 0.2 to 0.5 does (docs/results/topics.md). Sent per round and party: H_p
+    (k × V), the critic's parameters θ_p, and n_p. Never sent: X_p, W_p. Without secure aggregation, θ_p reveals exactly
+    which words a party has (docs/reference/exposure.md).
     """
     plain = fednmf(problem, **options)
     if strength == 0:

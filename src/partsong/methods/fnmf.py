@@ -1,4 +1,4 @@
-"""FNMF (Dalleiger & Gionis, 2025): long local phases, and components that are matched before they are averaged."""
+"""FNMF (Dalleiger & Gionis, 2025): long local phases; components are matched before they are averaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import InertialPalm
 
 LONG_ROUNDS = 1
-"""Rounds with which "fnmf" begins; all others are exact (docs/results/fnmf.md, decision 11)."""
+"""Rounds of "fnmf" before the exact ones (docs/results/fnmf.md, decision 11)."""
 
 PAPER, ROBUST, PERSONAL = "paper", "robust", "personal"
 
@@ -47,16 +47,18 @@ def fnmf_local(
     synchronisation: Synchronisation = "overwrite",
     init_mode: InitMode = LOCAL_INIT,
 ) -> LocalAveraging:
-    """Parties iterate long and alone; which component is which is found out before averaging.
+    """Parties iterate for long local phases; the server matches their components before averaging.
 
-    Parties run iPALM with a pull of `strength` towards the shared H, in the order that `client_align` finds `every` so
-    many steps; the server takes the `barycenter` of all H_p under `server_align`; `align` is for both. Three details of
-    the printed algorithm undo its idea, since parties begin with components in different orders. "robust" therefore
-    lets W follow its components when H is overwritten, pulls from the second round on (before there is nothing to be
-    pulled to), and starts the barycenter from the model before. "paper" has none of these.
+    Parties run iPALM with a proximal term of weight `strength` towards the shared H, in the order that `client_align`
+    finds again after `every` steps. The server takes the `barycenter` of all H_p under `server_align`; `align` sets
+    both. Parties start with components in different orders, which three details of the printed algorithm ignore.
+    `variant="robust"` therefore permutes W along with its components when H is overwritten, adds the proximal term
+    from the second round on, and starts the barycenter from the previous model. `"paper"` does none of these.
 
-    By `synchronisation` "personal", components with a partner in the shared model take its values, in the party's own
-    order, and others are kept: better for local models, worse for the shared one.
+    With `synchronisation="personal"`, components with a partner in the shared model take its values, in the party's
+    order, and the others are kept: better for local models, worse for the shared one.
+
+    Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
     """
     is_paper = variant == PAPER
     at_party, at_server = client_align or align, server_align or align
@@ -78,7 +80,7 @@ def fnmf_local(
 
 
 def _barycenter(kind: Any, align: Alignment, is_paper: bool) -> Aggregation:
-    """The aggregation of a name; clusters need no alignment."""
+    """The aggregation of this kind; clustering needs no alignment."""
     if kind is FixedPoint:
         return FixedPoint(align, FromMean() if is_paper else FromPrevious())
     made: Aggregation = kind() if kind in (KMeans, FuzzyCMeans) else kind(align)
@@ -87,19 +89,29 @@ def _barycenter(kind: Any, align: Alignment, is_paper: bool) -> Aggregation:
 
 @method("fnmf", extends=fnmf_local, texts=TopicConfig(rounds=200))
 def fnmf(problem: Problem, *, align: Align = Assignment(), **options: Any) -> TwoStageProgram:
-    """One round as fnmf-local, then WᵀW and WᵀX as exact."""
+    """One round of fnmf-local, then exact rounds.
+
+    Sent per party: H_p (k × m) and n_p in the first round; then WᵀW (k × k), WᵀX (k × m), n_p and ‖X_p‖² per round.
+    Never sent: X_p, W_p.
+    """
     return exact_after(fnmf_local(problem, align=align, **options), LONG_ROUNDS)
 
 
 @method("fnmf-paper", extends=fnmf_local, without=("variant",), compared_rounds=10, privacy=("party",))
 def fnmf_paper(problem: Problem, *, align: Align = Assignment(), **options: Any) -> LocalAveraging:
-    """As fnmf-local, exactly as the paper prints it."""
+    """Like fnmf-local, exactly as the paper prints it.
+
+    Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
+    """
     return fnmf_local(problem, align=align, variant=PAPER, **options)
 
 
 @method("fnmf-personal", extends=fnmf_local, without=("synchronisation", "variant"), compared_rounds=10)
 def fnmf_personal(problem: Problem, **options: Any) -> LocalAveraging:
-    """As fnmf-local, while each party keeps the components that have no partner in the shared model."""
+    """Like fnmf-local, but each party keeps its components without a partner in the shared model.
+
+    Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
+    """
     return fnmf_local(problem, synchronisation=PERSONAL, **options)
 
 
@@ -111,9 +123,10 @@ def fnmf_personal(problem: Problem, **options: Any) -> LocalAveraging:
     counts_exchanges=True,
 )
 def fnmf_by_sums(problem: Problem, *, align: Align = Assignment(), sweeps: Steps = 2, **options: Any) -> LocalAveraging:
-    """As fnmf-local, with a barycenter of sums: parties align themselves, and sums can be masked.
+    """Like fnmf-local, but parties align their own H_p, so the barycenter is a sum and can be masked.
 
-    A round takes `sweeps` exchanges, of which the first alone iterates.
+    A round takes `sweeps` exchanges; parties iterate in the first only. Sent per exchange and party: P_p H_p (k × m)
+    and the counts P_p 1 (k). Never sent: X_p, W_p.
     """
     seen = fnmf_local(problem, align=align, **options)
     return replace(seen, aggregation=AlignedMean(), upload=AlignedUpload(align), sweeps=sweeps)

@@ -1,4 +1,4 @@
-"""The game between parties: each plays its rows against one block of columns at a time, and passes the block on."""
+"""Federated factorization game: each party plays its rows against one block of columns and passes the block on."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from partsong.solvers.initialization import random_columns
 from partsong.solvers.observed import ObservedRows
 
 SINGLE_PARTY_REASON = (
-    "in each exchange a block of columns of H comes from one party alone, so that a masked sum would show it as it is. "
-    "Play in the open, or use shared statistics, whose sums have an addend from everybody."
+    "in each exchange each block of columns of H comes from one party, so a masked sum would reveal it. Remove secure "
+    "aggregation, or use method='exact', whose sums have an addend from every party."
 )
 DIVERGED_FACTOR = 1e6
-"""Times the squared error (or ‖X‖²) with which the game began; beyond that it has diverged."""
+"""A game has diverged if its squared error exceeds the initial one (or ‖X‖²) by this factor."""
 BLOCK = "the columns of H that the party has played"
 TOTALS = "Σe², n_p, ‖W_p‖²; at first ‖X_p‖² and ‖X_p − W_p H‖²"
 MAX_SQUARED_ERROR = 1e302
-"""No larger squared error can be sent."""
+"""The largest squared error that can be sent."""
 
 
 @state("game.party")
 @dataclass(frozen=True, slots=True)
 class GamePartyState:
-    """W, which of the blocks this party begins with, how many there are, and ‖X − W H‖² where it knows that."""
+    """W, the block the party starts with, the number of blocks, and ‖X − W H‖² if the party knows it."""
 
     block_index: int
     n_blocks: int
@@ -62,13 +62,11 @@ class GamePartyState:
 @state("game.server")
 @dataclass(frozen=True, slots=True)
 class GameServerState:
-    """H (k × m), the sweep and stratum that come next, the pace, and what players saw in this sweep and the last.
+    """H (k × m), the next sweep and stratum, the pace, and the squared errors that players saw in the last two sweeps.
 
-    `row_size` is ‖w‖² on average over all parties, 0 while nobody has told.
-
-    `squared_error` is that of the model, where a single party knows it, else NaN; players see about as much.
-    `first_error` and `squared_norm` are sums over parties when they began. `absent` counts the blocks that nobody has
-    played in this sweep, `was_whole` says whether there were none in the last.
+    `row_size`: mean ‖w‖² over all parties, 0 while unknown. `squared_error`: of the model, if a single party holds all
+    rows, else NaN; `seen` approximates it. `first_error` and `squared_norm`: sums over parties at their start.
+    `absent`: number of blocks not played in this sweep. `was_whole`: whether all blocks were played in the last sweep.
     """
 
     H: Array
@@ -88,21 +86,21 @@ class GameServerState:
 
 @dataclass(frozen=True, slots=True)
 class FederatedGame(ProgramBase):
-    """NMF as a game of row players, who live at parties, and column players, who travel (Singh, 2021).
+    """NMF as a game: row players stay at their parties, column players travel between them (Singh, 2021).
 
     Theorems: docs/reference/game.md.
 
         exchange s of a sweep: party p plays its rows against block (p + s) mod N of the columns
         sent: that block of H (k × m/N), its place (3), totals (6)       broadcast: H (k × m), turn (3), pace (2)
 
-    Blocks of an exchange share no player, so that a sweep of N exchanges is a sequential play in another order. With
-    one party an exchange is a sweep. A party plays its block `repeats` times before it passes it on. Seats are dealt
-    once, at the start; a block whose party is absent waits. Totals are Σ e² as players saw it; n_p and ‖W_p‖², so that
-    steps are alike at all parties (SafeStep only); and in a party's first exchange ‖X_p‖² and ‖X_p − W_p H‖².
+    The blocks of an exchange share no player, so a sweep of N exchanges equals sequential play in another order. With
+    one party an exchange is a sweep. A party plays its block `repeats` times before it passes it on. Blocks are
+    assigned once, at the start; a block waits while its party is absent. Totals are Σ e² as players saw it; n_p and
+    ‖W_p‖², to balance steps over parties (SafeStep only); and, in a party's first exchange, ‖X_p‖² and ‖X_p − W_p H‖².
 
-    Never sent: X_p, W_p. What a column player looked like before and after a party's rows have played it tells of these
-    rows, and more with each sweep: with one row the difference is a multiple of its w. Parties who must hide that use
-    shared statistics under masks.
+    Never sent: X_p, W_p. The change of a column while a party plays it reveals something about that party's rows, and
+    more with each sweep: for a single row, the change is a multiple of its w. To hide that, use SharedSums with secure
+    aggregation.
     """
 
     rank: int
@@ -116,7 +114,7 @@ class FederatedGame(ProgramBase):
             whole_number(f"FederatedGame: {name}", getattr(self, name))
 
     def directions(self, model: Message | None) -> int:
-        """Each column is played once a sweep, and moves along k numbers: k in all exchanges of a sweep together."""
+        """Each column is played once per sweep and reveals k directions over all exchanges of a sweep."""
         blocks = 1 if model is None else max(1, int(model["turn"][2]))
         return -(-self.rank // blocks)
 
@@ -130,8 +128,8 @@ class FederatedGame(ProgramBase):
         n_blocks = len(layout.parties)
         if n_blocks > 1 and not self.game.order.plays_cells:
             raise CompositionError(
-                f"{type(self.game.order).__name__} moves all players at once, which takes all rows. Between parties "
-                "play single cells (Raster, Shuffled, Stratified), or take SharedSums with ProjectedGradient."
+                f"{type(self.game.order).__name__} moves all players at once, which needs all rows. With several "
+                "parties, use Raster, Shuffled or Stratified, or SharedSums with ProjectedGradient."
             )
         return GamePartyState(layout.parties.index(shard.name), n_blocks, shard.secret)
 
@@ -140,7 +138,7 @@ class FederatedGame(ProgramBase):
         return self.start_from(Ht, len(layout.parties))
 
     def start_from(self, Ht: Array, parties: int = 1) -> tuple[GameServerState, Message]:
-        """The server's start from a given Hᵀ."""
+        """Start the server from a given Hᵀ."""
         server = GameServerState(Ht.T, parties)
         return server, _model(server)
 
@@ -148,8 +146,8 @@ class FederatedGame(ProgramBase):
         matrix, (sweep, stratum, blocks) = shard.matrix, (int(value) for value in model["turn"])
         if blocks != party.n_blocks:
             raise PartyError(
-                f"Columns were dealt out among {blocks} parties, and {shard.name!r} has a seat among {party.n_blocks}. "
-                "Parties may miss exchanges, but nobody joins a game that has begun: start again with all of them."
+                f"The model has {blocks} blocks of columns, but party {shard.name!r} started with {party.n_blocks}. "
+                "Parties may miss exchanges, but cannot join a running game. Start a new run with all parties."
             )
         Ht = transposed_factor(matrix, model["H"])
         block, is_alone = (party.block_index + stratum) % blocks, blocks == 1
@@ -167,7 +165,7 @@ class FederatedGame(ProgramBase):
         sent = extract_block(standing.Ht, block, blocks)
         if not (seen <= MAX_SQUARED_ERROR and after <= MAX_SQUARED_ERROR and _can_be_squared(sent)):
             raise DivergenceError(
-                f"Numbers at party {shard.name!r} left the range of floats in sweep {sweep + 1}. {self.game.way_out}"
+                f"The game diverged at party {shard.name!r} in sweep {sweep + 1} (overflow). {self.game.way_out}"
             )
         start, energy = (before, matrix.squared_norm) if is_new else (0.0, 0.0)
         rows, sizes = (
@@ -179,20 +177,21 @@ class FederatedGame(ProgramBase):
         return moved, Message({"H": sent, "place": place, "totals": totals})
 
     def _balances_steps(self, blocks: int) -> bool:
-        """Whether parties tell how large their rows are, so that steps are alike at all of them."""
+        """Whether parties send n_p and ‖W_p‖² to balance steps."""
         return blocks > 1 and self.game.step.is_balanced
 
     def _with_weights(self, matrix: Matrix, party: GamePartyState, Ht: Array) -> GamePartyState:
-        """A party with weights, and with how far they are from its data."""
+        """Initialize the party's weights and its squared error."""
         W = first_weights(matrix, Ht) if party.W is None else party.W
         return replace(party, W=W, squared_error=_squared_distance(matrix, W, Ht), has_played=True)
 
     def finish(self, server: GameServerState, aggregate: Message) -> tuple[GameServerState, Message]:
-        """Blocks that have arrived take their places; after the last stratum of a sweep the pace is set anew."""
+        """Insert the blocks that arrived; after the last stratum of a sweep, update the pace."""
         arrived = np.asarray(aggregate["arrived"])
         if (arrived > 1).any():
             raise PartyError(
-                "Two parties have sent the same block of columns; each has a seat of its own. Start again."
+                "Two parties have sent the same block of columns. Start a new run in which each party has its own "
+                "block."
             )
         seen, after, energy, start, rows, sizes = (float(value) for value in aggregate["totals"])
         H = merge_blocks(server.H, aggregate["H"], arrived)
@@ -212,11 +211,11 @@ class FederatedGame(ProgramBase):
         return moved, _model(moved)
 
     def _after_sweep(self, server: GameServerState, error: float) -> GameServerState:
-        """The next sweep; the pace changes only where all blocks were played in this sweep and the last."""
+        """Start the next sweep; the pace changes only if all blocks were played in this sweep and the last."""
         if not server.seen <= DIVERGED_FACTOR * max(server.first_error, server.squared_norm):
             raise DivergenceError(
-                f"The squared error grew to {server.seen:.4g} in sweep {server.sweep + 1} (it began with "
-                f"{server.first_error:.4g}). {self.game.way_out}"
+                f"The game diverged: the squared error reached {server.seen:.4g} in sweep {server.sweep + 1} "
+                f"(initially {server.first_error:.4g}). {self.game.way_out}"
             )
         pace = server.pace
         if server.was_whole and not server.absent:
@@ -240,14 +239,14 @@ class FederatedGame(ProgramBase):
         return Turn(ends_round=int(model["turn"][1]) == 0)
 
     def metrics(self, server: GameServerState) -> Mapping[str, float]:
-        """‖X − W H‖ / ‖X‖ over the cells that are played, where one party holds all of them."""
+        """‖X − W H‖ / ‖X‖ over all played cells, if one party holds them all."""
         if np.isnan(server.squared_error):
             return {}
         share = max(0.0, server.squared_error) / server.squared_norm if server.squared_norm > 0 else 0.0
         return {"relative_error": float(np.sqrt(share)), "objective": share}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """A block of columns, its place, and totals."""
+        """A block of columns, its position, and totals."""
         width = block_width(len(layout.parties), layout.n_features)
         H = ArraySpec(
             (self.rank, width),
@@ -267,13 +266,13 @@ def _model(server: GameServerState) -> Message:
 
 
 def _can_be_squared(H: Array) -> bool:
-    """Whether these are numbers whose squares can be told in their type."""
+    """Whether squares of these numbers fit their number type."""
     values = kernels.of(H).to_numpy(H)
     return bool(values.max(initial=0) < np.sqrt(np.finfo(values.dtype).max))
 
 
 def _squared_distance(matrix: Matrix, W: Array, Ht: Array) -> float:
-    """‖X − W H‖², which rounding may not make negative."""
+    """‖X − W H‖², clipped at zero against rounding."""
     return float(np.maximum(0.0, matrix.squared_distance(W, Ht)))
 
 
@@ -302,17 +301,19 @@ def game(
     local_steps: Steps = 1,
     init_mode: SharedInitMode = SHARED_INIT,
 ) -> FederatedGame:
-    """Rows play single cells with columns, which travel from party to party; a round is a sweep.
+    """Rows and columns play a game over single cells; blocks of columns travel between parties; a round is a sweep.
 
-    Singh (2021). By default the order is "stratified", steps are "safe", columns do not play alone and both sides move
-    at once; `step_decay` t: step / (1 + decay · t); `shrink`: the factor of self-play; with a `leader` ("rows" or
-    "columns") that side moves first wherever two meet. A round takes an exchange for each party.
+    Singh (2021). Defaults: order "stratified", step "safe", no self-play, and both players of a cell move at once.
+    `step_decay`: steps are divided by 1 + decay · t in sweep t. `shrink`: the factor of self-play. `leader` ("rows" or
+    "columns"): that player moves first in each cell. A round takes one exchange per party. Sent per exchange and party:
+    a block of columns of H (k × m/N), its position (3) and totals (6). Never sent: X_p, W_p. The change of a column
+    reveals something about the rows that played it.
     """
     made = compose_game(order, step, step_decay, self_play, shrink, leader)
     if not made.order.plays_cells:
         raise ParameterError(
-            f'order = "{ORDERS.plain(made.order)}" moves all players at once, which takes all rows in one place. Take '
-            'another, or method = "game-consensus".',
+            f'order = "{ORDERS.plain(made.order)}" moves all players at once, which needs all rows in one place. Use '
+            'another order, or method = "game-consensus".',
             parameter="order",
         )
     return FederatedGame(problem.rank, made, repeats=local_steps)
@@ -322,5 +323,8 @@ def game(
 def game_consensus(
     problem: Problem, *, local_steps: Steps = 10, init_mode: InitMode = SHARED_INIT, **parts: Any
 ) -> LocalAveraging:
-    """As fedavg, with sweeps of the game over a party's own rows as local steps."""
+    """Like fedavg, with sweeps of the game over a party's own rows as local steps.
+
+    Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
+    """
     return LocalAveraging(problem.rank, steps=local_steps, init_mode=init_mode, game=compose_game(**parts))

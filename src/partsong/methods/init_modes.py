@@ -1,4 +1,4 @@
-"""Where parties begin: all from one H, or each from one of its own."""
+"""Initialization of parties: `init_mode="shared"` (one H for all) or `"local"` (each party draws its own)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.solvers.squared_error import SquaredError
 
 @dataclass(frozen=True, slots=True)
 class SharedInit:
-    """All parties begin with the server's H, and fit W to it before they move."""
+    """All parties start from the server's H and fit W to it first."""
 
     def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
         """Hᵀ (m × k) from U(0, 1)."""
@@ -33,16 +33,16 @@ class SharedInit:
 
 @dataclass(frozen=True, slots=True)
 class LocalInit:
-    """Every party draws a W and an H of its own, as the FNMF paper does; components come out in different orders.
+    """Every party draws its own W and H, as in the FNMF paper; components end up in different orders.
 
-    `announced`: the server first sends the mean of as many draws from U(0, 1) as there are parties. That is what the
-    paper's mean of all H_p before the first round looks like, without an exchange for it; it pulls towards noise.
+    `announced`: the server first sends the mean of one U(0, 1) draw per party. It stands for the paper's mean of all
+    H_p before the first round, without an exchange; a proximal term then pulls towards noise.
     """
 
     announced: bool = False
 
     def model(self, layout: Layout, rank: int, draw: np.random.Generator) -> Array | None:
-        """The mean of draws, or nothing."""
+        """The mean of the draws, or None."""
         if not self.announced:
             return None
         total = np.zeros((layout.n_features, rank))
@@ -65,10 +65,10 @@ class LocalInit:
 SHARED_INIT, LOCAL_INIT = SharedInit(), LocalInit()
 
 INIT_MODES = Choice({"shared": SHARED_INIT, "local": LOCAL_INIT}, needed=("model", "columns", "weights"))
-ONLY_LOCAL = Choice({"local": LOCAL_INIT}, reason="Each party of this method has a start of its own.")
-ONLY_SHARED = Choice({"shared": SHARED_INIT}, reason="This method has one start for all parties.")
+ONLY_LOCAL = Choice({"local": LOCAL_INIT}, reason="Parties of this method draw their own start.")
+ONLY_SHARED = Choice({"shared": SHARED_INIT}, reason="All parties of this method start from one H.")
 
 InitMode = Annotated[SharedInit | LocalInit, INIT_MODES]
 LocalInitMode = Annotated[LocalInit, ONLY_LOCAL]
 SharedInitMode = Annotated[SharedInit, ONLY_SHARED]
-"""Of methods whose parties must begin with one H."""
+"""For methods whose parties must start from one H."""

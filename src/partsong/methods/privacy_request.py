@@ -1,9 +1,9 @@
-"""Differential privacy that a fit can be asked for: about whom, how much of it, and at what clip or bound.
+"""Differential privacy of a fit: the unit (row or party), the budget (ε, δ), and the clip or row bound.
 
     FederatedNMF(20, method="fedavg", rounds=10, privacy=PartyPrivacy(epsilon=3)).fit(parts)
     FederatedNMF(20, rounds=10, privacy=RowPrivacy(epsilon=3, row_bound=10.0)).fit(parts)
 
-The noise is planned for all rounds before the first one. Theorems and their assumptions: docs/reference/privacy.md.
+The noise is calibrated for all rounds before the first one. Theorems and their assumptions: docs/reference/privacy.md.
 """
 
 from __future__ import annotations
@@ -26,25 +26,37 @@ from partsong.secure_aggregation.protocol import SecureSum
 
 UNITS = ("row", "party")
 REQUIRED = {
-    "epsilon": "how much may be told of one unit, over all rounds together",
-    "row_bound": "the norm beyond which a row is scaled down; it must come from no data",
+    "epsilon": "the privacy budget of one unit, over all rounds together",
+    "row_bound": "rows of a larger norm are scaled down to it; it must not depend on the data",
 }
-"""What has to be told of a promise, and what it is."""
+"""Required settings, and what they mean."""
 PRECISION = 1e-4
-"""Relative: to which a multiplier is found after earlier spending; rounded toward more noise."""
+"""Relative precision of a multiplier after earlier spending; rounded towards more noise."""
 MAX_MULTIPLIER, MAX_FACTOR = 1e4, 100
-"""A multiplier beyond this, and so many times that of a fresh budget, is no plan."""
+"""Refuse a multiplier above the first, and above this many times that of a fresh budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartyPrivacy:
-    """(ε, δ) for all data of a party, over all rounds: each H_p leaves clipped around the model, and noisy.
+    """(ε, δ)-differential privacy of all data of a party, over all rounds: each H_p is clipped and noised.
 
-    `clip`: the most that an H_p with rows of norm 1 may lie from the model; it must come from no data. `kind` is
-    "gaussian" or "laplace" (by the L1 norm). `relation` "replace": all data of a party are exchanged for any other;
-    "zero-out": its contribution is exchanged for none, at half the noise and for half the promise. With a
-    `noise_multiplier` the run has that noise, and ends before the round that would exceed ε. `spent` are the accounts
-    of earlier runs on the same data (`FederatedNMF.accounts_`): ε is over them and this run together.
+    Parameters
+    ----------
+    epsilon : float
+        Budget of each party over all rounds together.
+    delta : float, default=1e-5
+        Probability with which the guarantee may fail.
+    clip : float, default=1.0
+        Largest distance of an H_p with rows of norm 1 from the model. It must not depend on the data.
+    kind : {"gaussian", "laplace"}, default="gaussian"
+        Noise mechanism; "laplace" clips and adds noise by the L1 norm.
+    relation : {"replace", "zero-out"}, default="replace"
+        Neighbouring datasets: all data of one party are replaced by any other data, or its contribution by zero. The
+        second needs half the noise and is half the guarantee.
+    noise_multiplier : float or None, default=None
+        Use this noise, and end before the round that would exceed `epsilon`. None calibrates the noise to the rounds.
+    spent : Accounts, default=Accounts()
+        What earlier runs on the same data have spent (`FederatedNMF.accounts_`); `epsilon` covers them and this run.
     """
 
     epsilon: float
@@ -58,16 +70,16 @@ class PartyPrivacy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in MECHANISMS.names:
-            raise ParameterError(f"Noise is {' or '.join(MECHANISMS.names)}; got {self.kind!r}.")
+            raise ParameterError(f"kind must be {' or '.join(MECHANISMS.names)}; got {self.kind!r}.", parameter="kind")
         _check(self, self.kind, ("epsilon", "delta", "clip"))
         MECHANISMS[self.kind](self.clip, self.noise_multiplier or 1.0, self.relation)
 
     def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateAveraging:
-        """`plain` with noise for so many rounds."""
+        """Return `plain` with noise for this number of rounds."""
         if not isinstance(plain, LocalAveraging):
             raise CompositionError(
-                f"Privacy of parties is for methods in which each sends its own H. {type(plain).__name__} sends "
-                "something else. Take one of these, or RowPrivacy with method='exact'."
+                f"PartyPrivacy needs a method whose parties send H_p; {type(plain).__name__} sends other arrays. Use "
+                "such a method, or RowPrivacy with method='exact'."
             )
         multiplier, most = calibrate_noise(self, self.kind, rounds)
         return PrivateAveraging(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)
@@ -75,14 +87,26 @@ class PartyPrivacy:
 
 @dataclass(frozen=True, slots=True)
 class RowPrivacy:
-    """(ε, δ) for every single row of any party, over all rounds: sums over rows leave with noise.
+    """(ε, δ)-differential privacy of every single row of any party over all rounds: sums over rows carry noise.
 
-    `row_bound`: the norm beyond which a row is scaled down; it must come from no data. `relation` "add-or-remove": one
-    row more or less; "replace": one row exchanged, the number of rows being public. In masked sums each party adds a
-    share of the noise, such that half of the parties (rounded up) are enough: the promise then holds against the server
-    together with the other half, who are too few to remove masks; without masks each adds all of it, and the promise
-    holds against everybody else.
-    `noise_multiplier` and `spent` as in `PartyPrivacy`.
+    With secure aggregation each party adds a share of the noise; the shares of half of the parties (rounded up) give
+    all of it. The guarantee then holds against the server together with the other half, who are too few to remove
+    masks. Without secure aggregation each party adds all of the noise, and the guarantee holds against everybody else.
+
+    Parameters
+    ----------
+    epsilon : float
+        Budget of each row over all rounds together.
+    row_bound : float
+        Rows of a larger norm are scaled down to it. It must not depend on the data.
+    delta : float, default=1e-5
+        Probability with which the guarantee may fail.
+    relation : {"add-or-remove", "replace"}, default="add-or-remove"
+        Neighbouring datasets: one row more or less, or one row replaced, with a public number of rows.
+    noise_multiplier : float or None, default=None
+        Use this noise, and end before the round that would exceed `epsilon`. None calibrates the noise to the rounds.
+    spent : Accounts, default=Accounts()
+        What earlier runs on the same data have spent (`FederatedNMF.accounts_`); `epsilon` covers them and this run.
     """
 
     epsilon: float
@@ -98,7 +122,7 @@ class RowPrivacy:
         PrivateSums(1, self.noise_multiplier or 1.0, self.row_bound, relation=self.relation)
 
     def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateSums:
-        """Noisy sums of the rank of `plain` for so many rounds; of what else `plain` does, nothing is taken over."""
+        """Return noisy sums with the rank of `plain` for this number of rounds; its other options are ignored."""
         multiplier, most = calibrate_noise(self, "gaussian", rounds)
         hidden: Any = (
             {"shares": min_honest_parties(n_parties), "sum_bound": exact_sum_bound(n_parties)} if is_masked else {}
@@ -110,7 +134,7 @@ Privacy = PartyPrivacy | RowPrivacy
 
 
 def _check(privacy: Privacy, kind: str, names: tuple[str, ...]) -> None:
-    """Refuse what is no promise; numbers of any kind become plain ones, as files hold them."""
+    """Validate settings; numbers of any type become Python floats, as in files."""
     for name in (*names, "noise_multiplier"):
         value = getattr(privacy, name)
         if name == "noise_multiplier" and value is None:
@@ -120,32 +144,30 @@ def _check(privacy: Privacy, kind: str, names: tuple[str, ...]) -> None:
         try:
             object.__setattr__(privacy, name, float(value))
         except OverflowError as error:
-            raise ParameterError(
-                f"{name} must be a number below 1e308; got a whole number beyond that.", parameter=name
-            ) from error
+            raise ParameterError(f"{name} must be below 1e308; got a larger whole number.", parameter=name) from error
     Budget(privacy.epsilon, privacy.delta)
     if not isinstance(privacy.relation, str):
-        raise ParameterError(f"relation must be a word; got {privacy.relation!r}.", parameter="relation")
+        raise ParameterError(f"relation must be a string; got {privacy.relation!r}.", parameter="relation")
     check_relation(privacy.unit, privacy.relation)
     if privacy.noise_multiplier is not None:
         Release(kind, privacy.noise_multiplier, privacy.unit, privacy.relation)
     if not isinstance(privacy.spent, Accounts):
-        told = type(privacy.spent).__name__
+        found = type(privacy.spent).__name__
         raise ParameterError(
-            f"spent must be the Accounts of earlier runs (`accounts_` of a fitted model); got {told}.",
+            f"spent must be the Accounts of earlier runs (`accounts_` of a fitted model); got {found}.",
             parameter="spent",
         )
 
 
 def min_honest_parties(n_parties: int) -> int:
-    """⌈n/2⌉: all but those who, with the server, may work together against a masked sum of majority 1/2."""
+    """⌈n/2⌉: the parties that remain if as many as a masked sum tolerates collude with the server."""
     return math.ceil(n_parties / 2)
 
 
 def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | None = None) -> Any:
-    """The masked sum of a fit; whole numbers under noise shares are summed exactly, over all parties.
+    """Build the secure sum of a fit; with shares of noise, integers are summed exactly over all parties.
 
-    Noisy numbers are within its bounds whatever the data: a refusal would tell of them.
+    Its bounds hold noisy numbers whatever the data are, because a refusal would reveal something about the data.
     """
     bounds: dict[str, Any] = {} if bound is None else {"bound": bound}
     if isinstance(privacy, RowPrivacy):
@@ -156,12 +178,12 @@ def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | Non
 
 
 def upload_bound(privacy: PartyPrivacy) -> float:
-    """What no entry of a noisy H_p exceeds: 1 in the model, the clip around it, and the most noise of any plan."""
+    """Return a bound of the entries of a noisy H_p: 1 for the model, the clip, and the largest possible noise."""
     return 1 + privacy.clip * (1 + 2 * MOST_MULTIPLIER * MAX_SIGMAS)
 
 
 def calibrate_noise(privacy: Privacy, kind: str, rounds: int) -> tuple[float, int]:
-    """The noise multiplier, and the most releases that each party may make with it."""
+    """Return the noise multiplier and the most releases each party may make with it."""
     histories = list(_ledgers(privacy.spent))
     if privacy.noise_multiplier is None:
         plans = [_multiplier_after(privacy, kind, rounds, spent) for spent in histories]
@@ -172,7 +194,7 @@ def calibrate_noise(privacy: Privacy, kind: str, rounds: int) -> tuple[float, in
 
 
 def _ledgers(spent: Accounts) -> Iterator[Ledger]:
-    """What single parties have spent before; a party that is not among them has spent nothing."""
+    """The ledgers of single parties; a party without one has spent nothing."""
     yield from dict.fromkeys((Ledger(), *spent.ledgers.values()))
 
 
@@ -190,8 +212,9 @@ def _multiplier_after(privacy: Privacy, kind: str, rounds: int, spent: Ledger) -
         low, high = high, 2 * high
         if high > max(MAX_MULTIPLIER, MAX_FACTOR * fresh):
             raise ParameterError(
-                f"A budget that allows no round: of epsilon={privacy.epsilon:g} at delta={privacy.delta:g}, "
-                f"{spent.epsilon(privacy.delta):.4g} was spent by earlier runs. Give a larger epsilon, or stop here.",
+                "The privacy budget allows no further round: earlier runs have spent "
+                f"{spent.epsilon(privacy.delta):.4g} of epsilon={privacy.epsilon:g} at delta={privacy.delta:g}. Use a "
+                "larger epsilon, or stop here.",
                 parameter="epsilon",
             )
     while high - low > PRECISION * high:
@@ -201,32 +224,32 @@ def _multiplier_after(privacy: Privacy, kind: str, rounds: int, spent: Ledger) -
 
 
 def privacy_to_dict(privacy: Privacy | None) -> dict[str, Any]:
-    """The promise as plain values for a model file; what was spent before is told by its accounts."""
+    """Return the request as plain data for a model file; earlier spending is stored in its accounts."""
     if privacy is None:
         return {}
-    told: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
-    told |= {"relation": privacy.relation, "noise_multiplier": privacy.noise_multiplier}
+    plain: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
+    plain |= {"relation": privacy.relation, "noise_multiplier": privacy.noise_multiplier}
     if isinstance(privacy, PartyPrivacy):
-        return {**told, "clip": privacy.clip, "kind": privacy.kind}
-    return {**told, "row_bound": privacy.row_bound}
+        return {**plain, "clip": privacy.clip, "kind": privacy.kind}
+    return {**plain, "row_bound": privacy.row_bound}
 
 
-def privacy_from_dict(told: Any) -> Privacy | None:
-    """The promise that `privacy_to_dict` wrote down."""
-    if not told:
+def privacy_from_dict(plain: Any) -> Privacy | None:
+    """Return the request that `privacy_to_dict` has written."""
+    if not plain:
         return None
-    if not isinstance(told, Mapping) or told.get("unit") not in UNITS:
-        raise ParameterError("privacy is not told as a unit (row or party) with its epsilon.")
-    values = {name: value for name, value in told.items() if name != "unit"}
-    kind = PartyPrivacy if told["unit"] == "party" else RowPrivacy
+    if not isinstance(plain, Mapping) or plain.get("unit") not in UNITS:
+        raise ParameterError("privacy must be a mapping with unit (row or party) and epsilon.")
+    values = {name: value for name, value in plain.items() if name != "unit"}
+    kind = PartyPrivacy if plain["unit"] == "party" else RowPrivacy
     known = {one.name: one for one in fields(kind) if one.init}
     foreign = sorted(name for name in values if name not in known)
     if foreign:
         raise ParameterError(
-            f'privacy with unit = "{told["unit"]}" has no {" and no ".join(foreign)}. Leave it out, or take the other '
-            f"unit; known are {', '.join(name for name in known if name != 'spent')}."
+            f'privacy with unit = "{plain["unit"]}" has no {" and no ".join(foreign)}. Remove it, or use the other '
+            f"unit. Known settings: {', '.join(name for name in known if name != 'spent')}."
         )
     missing = [name for name in REQUIRED if name in known and name not in values]
     if missing:
-        raise ParameterError(f'privacy with unit = "{told["unit"]}" needs {missing[0]}: {REQUIRED[missing[0]]}.')
+        raise ParameterError(f'privacy with unit = "{plain["unit"]}" needs {missing[0]}: {REQUIRED[missing[0]]}.')
     return kind(**values)

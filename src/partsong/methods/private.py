@@ -1,4 +1,4 @@
-"""Differentially private programs: averaging of noisy H (unit: party), and noisy sums over rows (unit: row)."""
+"""Differentially private programs: averaging of noisy H_p (unit: party) and noisy sums over rows (unit: row)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def system_noise(party: str, release: int) -> Source:
 @state("private.averaging-party")
 @dataclass(frozen=True, slots=True)
 class PrivateAveragingPartyState:
-    """A party of the consensus within, and how many noisy messages it has sent."""
+    """The party's state in the inner program, and the number of noisy messages it has sent."""
 
     own: AveragingPartyState
     releases: int = 0
@@ -73,21 +73,22 @@ class PrivateAveragingPartyState:
 
 @dataclass(frozen=True, slots=True)
 class PrivateAveraging(ProgramBase):
-    """`program` with differential privacy for parties: each H_p is seen only clipped around the model, and noisy.
+    """`program` with differential privacy for parties: each H_p is clipped around the model and noised.
 
         at a party:    (W_p, H_p) as in `program`; rows of H_p of norm 1, in the order of the model's
         sent:          mechanism(H_p; H) (k × m), weight 1                 broadcast: H (k × m) with rows of norm 1
         at the server: aggregation as in `program`, max(0, ·), rows of norm 1: post-processing, which costs nothing
 
-    **Theorem.** Let T be the number of rounds that a party sends in, at most `most`. All that it ever sends is T
-    adaptive uses of the mechanism, each on a vector that depends on its data and on what was public before. Its data
-    are therefore protected, in the mechanism's relation, by the composition of T releases (`accounting.Ledger`).
-    Weights, numbers of rows, errors and drifts are not sent: the weight is 1. A party that has sent `most` times
-    refuses to work. What is not protected: that a party takes part and when, the time it takes, its number type, and
-    that it fails; not why it does: the error that leaves it has no number from its data.
+    **Theorem.** Let T be the number of rounds in which a party sends, at most `max_releases`. All that it ever sends
+    are T adaptive uses of the mechanism, each on a vector that depends on its data and on what was public before. Its
+    data are therefore protected, in the mechanism's relation, by the composition of T releases (`accounting.Ledger`).
+    Weights, numbers of rows, errors and drifts are not sent; the message weight is 1. After `max_releases` messages a
+    party refuses to work. Not protected: whether and when a party takes part, its running time, its number type, and
+    whether it fails. The reason of a failure is protected: the error that leaves the party contains no number from its
+    data.
 
-    What a simulation knows beside this (errors in a history, weights of all parties) is not released by it; stopping or
-    choosing rounds by such numbers would be.
+    A simulation also knows errors in a history and weights of all parties. The program does not release these; stopping
+    or choosing rounds by them would.
     """
 
     program: LocalAveraging
@@ -101,20 +102,19 @@ class PrivateAveraging(ProgramBase):
             or isinstance(self.max_releases, bool)
             or self.max_releases < 1
         ):
-            raise ParameterError(
-                f"A budget that allows no round: most must be a whole number ≥ 1; got {self.max_releases!r}."
-            )
+            raise ParameterError(f"max_releases must be a whole number ≥ 1; got {self.max_releases!r}.")
         if isinstance(self.mechanism, KeepAll):
-            raise CompositionError("KeepAll adds no noise: run the program itself, or give a mechanism that protects.")
+            raise CompositionError("KeepAll adds no noise. Use another mechanism, or run the program itself.")
         if not isinstance(self.program, LocalAveraging):
             raise CompositionError(
-                f"{type(self.program).__name__} is no consensus: what its parties send is not one H each, which is all "
-                "that is clipped and noised here. Take a method that is one, or row_private for privacy of rows."
+                f"{type(self.program).__name__} is not a LocalAveraging program: its parties do not send one H_p "
+                "each, which is what gets clipped and noised. Use a LocalAveraging method, or row_private for "
+                "privacy of rows."
             )
         if not isinstance(self.program.upload, WholeUpload):
             raise CompositionError(
-                f"{type(self.program.upload).__name__} sends counts beside H, which would leave without noise. "
-                "Use a method whose parties send H alone."
+                f"{type(self.program.upload).__name__} also sends counts, which would carry no noise. Use a method "
+                "whose parties send H_p only."
             )
 
     @property
@@ -135,7 +135,7 @@ class PrivateAveraging(ProgramBase):
 
     @property
     def release(self) -> Release:
-        """What one upload costs the party that sends it; not secure where somebody has given another source."""
+        """The privacy cost of one upload; marked insecure if another noise source was passed."""
         found = self.mechanism.release
         return found if self.source is system_noise else replace(found, is_secure=False)
 
@@ -143,7 +143,7 @@ class PrivateAveraging(ProgramBase):
         return PrivateAveragingPartyState(self.program.start_party(shard, layout))
 
     def start_server(self, layout: Layout) -> tuple[AveragingServerState, Message]:
-        """H from the shared seed with rows of norm 1; always sent, as uploads are clipped around it."""
+        """H from the shared seed with rows of norm 1; always broadcast, because uploads are clipped around it."""
         server, model = self.program.start_server(layout)
         server = _on_unit_rows(server, server.model["H"])
         return server, Message({**model.arrays, "H": server.model["H"]})
@@ -153,8 +153,8 @@ class PrivateAveraging(ProgramBase):
     ) -> tuple[PrivateAveragingPartyState, Message]:
         if party.releases >= self.max_releases:
             raise BudgetSpent(
-                f"Party {shard.name!r} has sent {party.releases} noisy messages, which is all that its budget allows. "
-                "Nothing was computed or sent. End the run with the model there is; more rounds cost more ε."
+                f"Party {shard.name!r} has sent {party.releases} noisy messages, the most that its privacy budget "
+                "allows. Nothing was computed or sent. End the run with the current model; more rounds cost more ε."
             )
         sound_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
         try:
@@ -171,13 +171,14 @@ class PrivateAveraging(ProgramBase):
         own, upload = self.program.local(shard, party, model)
         H = upload["H"]
         if not np.isfinite(np.asarray(kernels.of(H).to_numpy(H))).all():
-            raise DivergenceError("The iteration has run away.")
+            raise DivergenceError("The local iteration diverged.")
         return _with_unit_rows(own, H)
 
     def finish(self, server: AveragingServerState, aggregate: Message) -> tuple[AveragingServerState, Message]:
-        """As within, from what is not below zero; then rows of norm 1, and a row of zeros keeps the direction it had.
+        """Clip the aggregate at zero, finish as in `program`, scale rows to norm 1; zero rows keep their direction.
 
-        Cut off at the party, noise would leave a bias that no number of parties averages out.
+        The server clips, not the party: clipping noise at the party would leave a bias that no number of parties
+        averages out.
         """
         H = aggregate["H"]
         positive = kernels.of(H).cast(np.maximum(kernels.of(H).to_numpy(H), 0), H)
@@ -197,17 +198,17 @@ class PrivateAveraging(ProgramBase):
 
 
 def _redacted(party: str, error: PartsongError) -> PartyError:
-    """The error as it may leave: engines tell everybody its text, and numbers in it would be sent without noise."""
+    """The error to raise: engines send its text to everybody, so numbers in it would be released without noise."""
     kind = DivergenceError if isinstance(error, DivergenceError) else PartyError
     return kind(
-        f"Party {party!r} failed in its own iterations ({type(error).__name__}); nothing was sent. The reason may hold "
-        "numbers from its data and is not told: it is the cause of this error, at the party. Try other steps or data "
-        "on another scale there."
+        f"Party {party!r} failed in its local iterations ({type(error).__name__}); nothing was sent. The reason may "
+        "contain numbers from its data, so it is only shown at the party, as the cause of this error. Try other "
+        "steps, or rescale the data there."
     )
 
 
 def _row_norms(H: Array) -> Any:
-    """Norms of the rows of H (k), 1 for a row of zeros; of numbers whose squares no float holds, too."""
+    """Norms of the rows of H (k), 1 for zero rows; safe against overflow of squares."""
     values = np.asarray(kernels.of(H).to_numpy(H), np.float64)
     peaks = np.abs(values).max(axis=1, initial=0.0)
     peaks = np.where(peaks > 0, peaks, 1.0)
@@ -216,7 +217,7 @@ def _row_norms(H: Array) -> Any:
 
 
 def _with_unit_rows(own: AveragingPartyState, H: Array) -> tuple[AveragingPartyState, Array]:
-    """The party's factors with rows of H of norm 1, and W in their units."""
+    """The party's state with rows of H of norm 1 and W scaled accordingly, and that H."""
     on = kernels.of(H)
     sizes = on.cast(_row_norms(H), H)
     return replace(own, W=own.W * sizes, Ht=own.Ht / sizes), H / sizes[:, None]
@@ -233,30 +234,30 @@ def _on_unit_rows(server: AveragingServerState, before: Array) -> AveragingServe
 
 
 UNSENT_COUNT_SHARE = 1e-3
-"""The number of rows is not sent, and should take next to nothing of the noise."""
+"""The number of rows is not sent and should take almost none of the noise."""
 EXACT_SUM_BOUND = 2.0**52
-"""Of arrays under a masked sum of up to 1023 parties, which then adds up whole numbers without rounding them."""
+"""Bound of arrays in a masked sum of up to 1023 parties that adds integers without rounding."""
 MAX_SIGMAS = 128
-"""So many standard deviations from zero there is no noise: beyond 40 the chance is below 10⁻³⁰⁰."""
+"""No noise is larger than this many standard deviations: beyond 40 the probability is below 10⁻³⁰⁰."""
 ROWS_SHARE = 0.5625
-"""Of the bound of a masked sum; the rest is for noise. Fixed, so that a choice of noise tells nothing of how many."""
+"""Share of the bound of a masked sum for rows; the rest is for noise. It is fixed: the noise reveals no row count."""
 
 
 def exact_sum_bound(n_parties: int) -> float:
-    """The largest power of two of which so many add up to less than 2⁶²: a masked sum does not round them."""
+    """Return the largest power of two of which n_parties sum to less than 2⁶²: a masked sum does not round them."""
     return 2.0 ** (62 - n_parties.bit_length())
 
 
 @state("private.sums-party")
 @dataclass(frozen=True, slots=True)
 class PrivateSumsPartyState:
-    """How often a party has sent sums, and its rows in whole units, made once and in no checkpoint."""
+    """The number of sums sent, and the rows as integers; these are cached and not part of checkpoints."""
 
     releases: int = 0
     rows: Any = field(default=None, init=False, compare=False, repr=False)
 
     def with_rows(self, rows: Any) -> PrivateSumsPartyState:
-        """The same count, with the rows at hand."""
+        """Return the same state with cached rows."""
         copy = PrivateSumsPartyState(self.releases)
         object.__setattr__(copy, "rows", rows)
         return copy
@@ -265,7 +266,7 @@ class PrivateSumsPartyState:
 @state("private.sums-server")
 @dataclass(frozen=True, slots=True)
 class PrivateSumsServerState:
-    """Hᵀ (m × k) with columns of unit norm, and how far the last sums have moved it."""
+    """Hᵀ (m × k) with columns of unit norm, and how far the last round moved it."""
 
     Ht: Array
     movement: float = math.nan
@@ -275,21 +276,20 @@ class PrivateSumsServerState:
 class PrivateSums(ProgramBase):
     """`SharedSums` for rows of bounded weight, with Gaussian noise on every sum (docs, Theorem 6).
 
-        local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row by itself
-                 sent: Σ c w wᵀ (k × k), Σ c w xᵀ (k × m), whole numbers of public units, + N(0, σ²)
+        local:   w_i ← `row_sweeps` sweeps on (H Hᵀ, x_i Hᵀ) from c_i·1, each row alone
+                 sent: Σ c w wᵀ (k × k), Σ c w xᵀ (k × m), integers in public units, + N(0, σ²)
         finish:  G ← near the noisy gram, semidefinite and ≥ 0;   C ← max(0, noisy cross);   ρ = ridge·σ√k / λ
                  H ← `sweeps` sweeps on (G + ρI, C + ρH) from H; rows to unit norm     broadcast: H (k × m)
 
-    Bounds are public and come from no data: ‖x‖ ≤ row_bound, ‖w‖ ≤ weight_bound (None: row_bound); λ from k and m.
-    Never sent: X_p, W_p, the number of rows, errors, norms. A party sends `most` times at most.
+    Bounds are public and independent of the data: ‖x‖ ≤ row_bound, ‖w‖ ≤ weight_bound (None: row_bound); λ from k and
+    m. Never sent: X_p, W_p, the number of rows, errors, norms. A party sends at most `max_releases` times.
 
-    `shares` > 1: each party adds a variance of σ²/shares, for sums that hide single uploads and are over at least so
-    many honest parties (SecureSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party with more rows
-    than are certain to stay within that bound does not begin: a refusal later would depend on what is in them. That
-    number of rows follows from the bound alone, and noise that does not fit beside it is refused by every party, so
-    that who chooses the noise cannot search for a number of rows.
-    `source`: bytes for a party and the number of releases before, for tests; noise from a given source counts as
-    insecure.
+    `shares` > 1: each party adds noise of variance σ²/shares. That needs a reduction that hides single uploads, over at
+    least this many honest parties (SecureSum(fewest=…), with bounds of `sum_bound` for gram and cross). A party does
+    not start if it has more rows than are certain to stay within that bound: a refusal later would depend on their
+    values. The row limit follows from the bound alone, and every party refuses noise that does not fit beside it, so
+    nobody can probe a party's number of rows by choosing the noise. `source`: bytes for a party and its number of
+    earlier releases, for tests; noise from such a source is marked insecure.
     """
 
     rank: int
@@ -312,16 +312,16 @@ class PrivateSums(ProgramBase):
             if not (name == "max_releases" and value is None):
                 whole_number(name, value, least=least)
         if not 0 <= self.ridge < math.inf:
-            raise ParameterError(f"ridge must be a number, zero or more and finite; got {self.ridge!r}.")
+            raise ParameterError(f"ridge must be finite and ≥ 0; got {self.ridge!r}.")
         self.noise(1)
 
     @property
     def traits(self) -> Traits:
-        """H is fitted to the sums alone. `shares` parties add up to the whole noise, and a share of it protects nothing
-        by itself. A reduction with bounds has to let all sums pass: a refusal would tell of the rows.
+        """H is fitted to the sums only. The noise of `shares` parties adds up to all of it; one share protects nothing.
+        A reduction with bounds must accept all sums, because a refusal would reveal something about the rows.
         """
         reason = (
-            f"each party adds 1/{self.shares} of the noise, which is enough in their sum alone. Take shares=1, or a "
+            f"each party adds 1/{self.shares} of the noise, which suffices only in the sum. Use shares=1, or a "
             "reduction that hides uploads."
         )
         return Traits(
@@ -335,7 +335,7 @@ class PrivateSums(ProgramBase):
         )
 
     def max_rows(self, n_features: int) -> int:
-        """How many rows of a party are within `sum_bound` whatever is in them; 0 where noise does not fit beside."""
+        """Return how many rows fit within `sum_bound` whatever their values; 0 if the noise does not fit."""
         noise = self.noise(n_features)
         widest = max(1 / noise.bounds.gram_scale / noise.bounds.weight_unit, 1 / noise.bounds.row_unit)
         reach = MAX_SIGMAS * noise.sigma / math.sqrt(self.shares) * widest / noise.bounds.weight_unit
@@ -345,21 +345,21 @@ class PrivateSums(ProgramBase):
 
     @property
     def solver(self) -> SquaredError:
-        """For rows of a finished model, at their party; without penalties."""
+        """The solver for rows under a finished model, at their party; without penalties."""
         return SquaredError(CoordinateDescent(sweeps=self.sweeps))
 
     @property
     def release(self) -> Release:
-        """What one round costs every row of a party."""
+        """The privacy cost of one round for every row of a party."""
         return Release("gaussian", self.noise_multiplier, "row", self.relation, is_secure=self.source is None)
 
     def noise(self, n_features: int) -> NoisyRows:
-        """Bounds and noise for so many columns."""
+        """Return bounds and noise for this number of columns."""
         weight_bound = self.row_bound if self.weight_bound is None else self.weight_bound
         for name, value in (("row_bound", self.row_bound), ("weight_bound", weight_bound)):
             if not 1e-20 <= value <= 1e20:
                 raise ParameterError(
-                    f"{name} must be a number from 1e-20 to 1e20, chosen from no data; got {value!r}.", parameter=name
+                    f"{name} must be from 1e-20 to 1e20, and independent of the data; got {value!r}.", parameter=name
                 )
         bounds = BoundedRows.balanced(weight_bound, self.row_bound, self.rank, n_features)
         return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
@@ -367,21 +367,21 @@ class PrivateSums(ProgramBase):
     def start_party(self, shard: Shard, layout: Layout) -> PrivateSumsPartyState:
         if len(layout.parties) < self.shares:
             raise CompositionError(
-                f"Noise in {self.shares} shares needs as many honest parties, and there are {len(layout.parties)}. "
-                "Take fewer shares."
+                f"shares={self.shares} needs as many honest parties, but there are {len(layout.parties)} parties. Use "
+                "fewer shares."
             )
         most = self.max_rows(layout.n_features)
         if self.shares > 1 and most < 1:
             raise ParameterError(
-                f"Noise of {self.noise_multiplier:.3g} times the sensitivity does not fit into numbers up to "
-                f"{self.sum_bound:.3g}, the bound of the masked sum. Take a larger epsilon, or no masks.",
+                f"Noise of {self.noise_multiplier:.3g} times the sensitivity exceeds {self.sum_bound:.3g}, the bound "
+                "of the secure sum. Use a larger epsilon, or no secure aggregation.",
                 parameter="epsilon",
             )
         if self.shares > 1 and shard.matrix.shape[0] > most:
             raise DataError(
-                f"Party {shard.name!r} has more than {most} rows, beyond which a masked sum of {len(layout.parties)} "
-                "parties may not hold their sums. Nothing was computed or sent. Split it into parties of fewer rows, "
-                "or run without masks."
+                f"Party {shard.name!r} has more than {most} rows, the most for which a secure sum of "
+                f"{len(layout.parties)} parties cannot overflow. Nothing was computed or sent. Split it into parties "
+                "with fewer rows, or run without secure aggregation."
             )
         return PrivateSumsPartyState().with_rows(self._integer_rows(shard))
 
@@ -390,7 +390,7 @@ class PrivateSums(ProgramBase):
         return self.start_from(Ht)
 
     def start_from(self, Ht: Array) -> tuple[PrivateSumsServerState, Message]:
-        """The server's start from a given Hᵀ, which must come from no data of the parties."""
+        """Start the server from a given Hᵀ, which must not depend on data of the parties."""
         flat = np.full(Ht.shape, 1 / math.sqrt(Ht.shape[0]))
         server = PrivateSumsServerState(_of_unit_norm(np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64), flat))
         return server, Message({"H": server.Ht.T})
@@ -415,7 +415,7 @@ class PrivateSums(ProgramBase):
         )
 
     def finish(self, server: PrivateSumsServerState, aggregate: Message) -> tuple[PrivateSumsServerState, Message]:
-        """H from the noisy sums and public numbers; the weight of the sum is the number of parties."""
+        """Update H from the noisy sums and public numbers; the weight of the sum is the number of parties."""
         noise = self.noise(server.Ht.shape[0])
         gram, cross, _ = noise.usable(RowSums(np.asarray(aggregate["gram"]), np.asarray(aggregate["cross"]), 0))
         sigma = noise.sigma * math.sqrt(max(1.0, aggregate.weight / self.shares)) / noise.bounds.gram_scale
@@ -430,13 +430,13 @@ class PrivateSums(ProgramBase):
         return server.Ht.T
 
     def metrics(self, server: PrivateSumsServerState) -> Mapping[str, float]:
-        """‖H − H before‖ / ‖H‖: all that the released sums tell; an error would cost privacy."""
+        """‖H − H before‖ / ‖H‖, post-processing of the released sums; an error would cost privacy."""
         return {"movement": server.movement}
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         k = self.rank
-        gram = ArraySpec((k, k), "int", meaning="W_pᵀW_p with noise, in whole units")
-        cross = ArraySpec((k, layout.n_features), "int", meaning="W_pᵀX_p with noise, in whole units")
+        gram = ArraySpec((k, k), "int", meaning="W_pᵀW_p with noise, in integer units")
+        cross = ArraySpec((k, layout.n_features), "int", meaning="W_pᵀX_p with noise, in integer units")
         return ({"gram": gram, "cross": cross},)
 
     def _integer_rows(self, shard: Shard) -> Any:
@@ -447,7 +447,7 @@ class PrivateSums(ProgramBase):
 
 
 def _of_unit_norm(Ht: Any, before: Any) -> Any:
-    """Columns scaled to unit norm; one that is zero, or beyond measure, is again what it was before."""
+    """Scale columns to unit norm; a zero or non-finite column keeps its previous value."""
     peaks = Ht.max(axis=0)
     is_alive = np.isfinite(peaks) & (peaks > 0)
     scaled = Ht / np.where(is_alive, peaks, 1.0)
@@ -458,10 +458,10 @@ def _of_unit_norm(Ht: Any, before: Any) -> Any:
 def row_private(
     rank: int, *, epsilon: float, row_bound: float, delta: float = 1e-5, rounds: int = 10, **settings: Any
 ) -> PrivateSums:
-    """Shared sums with noise on every sum: (ε, δ) for each row over `rounds` rounds, after which parties refuse.
+    """Build noisy shared sums: (ε, δ)-differential privacy of each row over `rounds` rounds; then parties refuse.
 
-    `row_bound` is the norm beyond which rows are scaled down; like everything else here it must come from no data.
-    Sent per round and party: WᵀW (k × k) and WᵀX (k × m) with noise. Never sent: X_p, W_p, the number of rows.
+    Rows of a norm above `row_bound` are scaled down to it; like all settings here it must not depend on the data. Sent
+    per round and party: WᵀW (k × k) and WᵀX (k × m) with noise. Never sent: X_p, W_p, the number of rows.
     """
     multiplier = noise_multiplier_for(epsilon, delta, rounds)
     return PrivateSums(rank, multiplier, row_bound, max_releases=rounds, **settings)
@@ -470,11 +470,11 @@ def row_private(
 def party_private(
     program: LocalAveraging, *, epsilon: float, delta: float, rounds: int, clip: float = 1.0, kind: str = "gaussian"
 ) -> PrivateAveraging:
-    """A consensus with (ε, δ)-differential privacy of each party's data over `rounds` uploads in all.
+    """Add (ε, δ)-differential privacy of each party's data to a LocalAveraging program, over `rounds` uploads in all.
 
-    Relation: all data of one party are exchanged for any other. `clip` is the most that an H_p with rows of norm 1 may
-    lie from the model; choose it from what is public. "laplace" needs no δ, and clips and adds noise by the L1 norm.
-    Sent: H_p with noise (k × m). Never: X_p, W_p, n_p.
+    Relation: all data of one party are replaced by any other data. `clip` is the largest distance of an H_p with rows
+    of norm 1 from the model; choose it from public knowledge. "laplace" needs no δ, and clips and adds noise by the L1
+    norm. Sent per round and party: H_p with noise (k × m). Never sent: X_p, W_p, n_p.
     """
     made: Mechanism = MECHANISMS.parse("kind", kind)(clip, noise_multiplier_for(epsilon, delta, rounds, kind))
     return PrivateAveraging(program, made, rounds)

@@ -1,4 +1,4 @@
-"""The registry of methods: `@method` on the function that builds a program is all that a method needs.
+"""The registry of methods: `@method` registers a function that builds a program.
 
     @method("fedavg", privacy=("party",))
     def fedavg(
@@ -33,7 +33,7 @@ Built = TypeVar("Built", bound=Builder)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a program is built for. Only the rank is always known before the data are."""
+    """The problem a program is built for. Only the rank is always known before the data."""
 
     rank: int
     n_parties: int | None = None
@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """How topic models use a method: the most rounds, its name where all texts are in one place, and their options."""
+    """How topic models use a method: default rounds, its name on pooled texts, and its options."""
 
     rounds: int = 50
     pooled_name: str | None = None
@@ -52,14 +52,14 @@ class TopicConfig:
 
 @dataclass(frozen=True)
 class Method:
-    """A method by name: how its program is built, from which parameters, and where it may be used.
+    """A named method: its builder, its parameters, and where it can be used.
 
-    `rounds`: the most rounds by default, 1 for a method that exchanges once; `compared_rounds` where `compare` gives it
-    fewer. `privacy`: about which units noise can promise something. `texts`: how topic models use it; `only_texts`: no
-    other estimator does. `over_ranks`: one file over the processes of MPI or torch. `counts_exchanges`: options decide
-    how many exchanges a round has, so that sites bound exchanges. `constant_sums`: some sum over an upload is the same
-    in each round, so that two rounds of which one lacks a party tell that party's. `passes_to`: the parameter that
-    names another method, which takes all further options.
+    `rounds`: default maximum, 1 for one-shot methods. `compared_rounds`: default in `compare`, where it differs.
+    `privacy`: the units ("row", "party") that its noise can protect. `texts`: how topic models use it. `only_texts`: no
+    other estimator uses it. `over_ranks`: it can fit one matrix over MPI or torch ranks. `counts_exchanges`: options
+    set the number of exchanges per round, so site policies bound exchanges. `constant_sums`: some sum over an upload is
+    the same in every round, so two rounds that differ by one party reveal that party's sum. `passes_to`: the parameter
+    that names another method, which receives all further options.
     """
 
     name: str
@@ -78,38 +78,38 @@ class Method:
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether it exchanges once, whatever number of rounds is asked for."""
+        """Whether it makes a single exchange, regardless of the requested rounds."""
         return self.rounds == 1
 
     def build(self, problem: Problem, options: Mapping[str, Any] | None = None) -> Program:
-        """The program; options are names or values, and what is not given is as the signature says."""
+        """Build the program. Options are names or values; missing ones take the defaults of the signature."""
         return self.builder(problem, **self.parse(options or {}))
 
     def parse(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options as the builder takes them; one that the method does not take is an error."""
+        """Parse options for the builder; an option that the method does not have is an error."""
         parameters = self.parameters_with(options)
         for name in options:
             if name not in parameters and (takers := [one for one, entry in TABLE.items() if name in entry.parameters]):
                 where = self._with(options)
                 raise ParameterError(
-                    f"{name} is for {', '.join(takers)}; the method is {where}. Leave it out.", parameter=name
+                    f"{name} is for {', '.join(takers)}; the method is {where}. Remove it.", parameter=name
                 )
         return parse_all(parameters, options, f'method="{self.name}"')
 
     def _with(self, options: Mapping[str, Any]) -> str:
-        """Its name, and that of the method that an option names."""
+        """The name of the method, and of the method that an option names."""
         other = None if self.passes_to is None else options.get(self.passes_to)
         return f'"{self.name}" with {self.passes_to} = "{other}"' if other else repr(self.name)
 
     def parameters_with(self, options: Mapping[str, Any]) -> Mapping[str, Parameter]:
-        """All that it takes beside these options: also those of the method that one of them names."""
+        """All parameters, including those of the method that an option names."""
         other = None if self.passes_to is None else options.get(self.passes_to)
         if self.passes_to is None or other is None:
             return self.parameters
         return {**find(self.parameters[self.passes_to].parse(other)).parameters, **self.parameters}
 
     def value(self, name: str, options: Mapping[str, Any]) -> Any:
-        """What an option is, as plain data: given, or by default; None where the method does not take it."""
+        """The value of an option as plain data, given or default; None if the method does not have it."""
         parameter = self.parameters_with(options).get(name)
         if parameter is None:
             return None
@@ -117,7 +117,7 @@ class Method:
         return parameter.plain(value)
 
     def settings(self, options: Mapping[str, Any], always: Collection[str] = ()) -> dict[str, Any]:
-        """The options as plain data for a file: those `always` with what they are by default, all others as given."""
+        """Return options as plain data for a file: those in `always` even at their defaults, others only if given."""
         parameters = self.parameters_with(options)
         settings = {name: self.value(name, options) for name in always if name in parameters}
         others = {name: self.value(name, options) for name in options if name not in always}
@@ -125,17 +125,17 @@ class Method:
 
     @property
     def required(self) -> dict[str, Any]:
-        """A value for each parameter without a default: what an example of the method is built with."""
+        """An example value for each parameter without a default."""
         return {name: one.kind.example for name, one in self.parameters.items() if one.is_required}
 
     @cached_property
     def example(self) -> Program:
-        """The program as it is by default, of rank 2."""
+        """The program with default options and rank 2."""
         return self.build(Problem(2), self.required)
 
     @property
     def traits(self) -> Traits:
-        """What its program asks of engines, as it is by default."""
+        """The traits of its program with default options."""
         return self.example.traits
 
 
@@ -145,9 +145,9 @@ _REGISTERED: dict[str, Method] = {}
 def method(
     name: str, *, extends: Builder | None = None, without: tuple[str, ...] = (), **about: Any
 ) -> Callable[[Built], Built]:
-    """Register a function that builds a program; `about` are fields of `Method`.
+    """Register a function that builds a program; `about` holds fields of `Method`.
 
-    A function whose last argument is `**options` takes the parameters of `extends` as well, `without` some of them.
+    A function that ends in `**options` also has the parameters of `extends`, except those in `without`.
     """
 
     def register(builder: Built) -> Built:
@@ -160,7 +160,7 @@ def method(
                 f"The method {name!r} is registered twice, by {_place(known.builder)} and {_place(builder)}."
             )
         made = _REGISTERED[name] = Method(name, builder, parameters, _summary_of(builder), **about)
-        if name not in TABLE:  # one of somebody else's: from here on it is known everywhere
+        if name not in TABLE:  # registered outside this package: from here on it is known everywhere
             tasks = (*(() if made.only_texts else ("parties",)), *(() if made.texts is None else ("texts",)))
             TABLE[name] = Entry(builder.__module__, made.summary, tuple(parameters), tuple(made.required), tasks)
         return builder
@@ -169,7 +169,7 @@ def method(
 
 
 def find(name: str) -> Method:
-    """A registered method; its module is imported if need be."""
+    """Return a registered method; its module is imported if necessary."""
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name not in TABLE:
@@ -178,18 +178,18 @@ def find(name: str) -> Method:
 
 
 def load(module: str) -> dict[str, Method]:
-    """The methods of a module, by name, in the order in which it has them."""
+    """Return the methods of a module, by name, in the order of their definition."""
     import_module(module)
     return {name: one for name, one in _REGISTERED.items() if one.builder.__module__ == module}
 
 
 def private_methods(unit: str) -> tuple[str, ...]:
-    """The methods about which noise can promise something, for rows or for parties."""
+    """Return the names of methods with differential privacy for this unit, "row" or "party"."""
     return tuple(one.name for one in every_method() if unit in one.privacy)
 
 
 def every_method() -> list[Method]:
-    """All methods, in the order of the table; all modules that have any are imported."""
+    """Return all methods in the order of the table; all their modules are imported."""
     for name in TABLE:
         find(name)
     places = {name: at for at, name in enumerate(TABLE)}

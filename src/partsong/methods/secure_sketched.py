@@ -1,4 +1,4 @@
-"""Secure sketched methods (Qian et al., 2020): sketched averaging (Syn-SSD), and sketches of all rows."""
+"""Secure sketched NMF (Qian et al., 2020): Syn-SD, Syn-SSD, Asyn-SD, Asyn-SSD and modified DSANLS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from partsong.solvers.update_rules import RULES, NoExtrapolation, ProximalDescen
 @state("sketched-averaging.party")
 @dataclass(frozen=True, slots=True)
 class SketchedAveragingPartyState:
-    """The shared seed, W, the party's own Hᵀ (m × k), what the rule remembers of each, the last outer round begun."""
+    """The shared seed, W, the party's own Hᵀ (m × k), the update rules' state for each, the last outer round."""
 
     seed: int
     W: Array | None = None
@@ -47,7 +47,7 @@ class SketchedAveragingPartyState:
 @state("sketched-averaging.server")
 @dataclass(frozen=True, slots=True)
 class SketchedAveragingServerState:
-    """H (k × m) as last agreed on, and the outer round and exchange that come next."""
+    """The latest averaged H (k × m), and the next outer round and exchange."""
 
     H: Array
     outer: int = 0
@@ -64,17 +64,17 @@ class SketchedAveraging(ProgramBase):
         sent:        H_p S2 (k × d2) in exchanges 0 … inner − 1, H_p (k × m) in exchange `inner`
         broadcast:   B = mean of H_p S2, or H = mean of H_p, and the outer round and exchange (2)
 
-    So W always fits the mean of all H_p, and copies cannot turn away from each other between two outer means. S2
-    (m × d2) is everybody's, from the shared seed; S1 (n_p × d1) the party's own, from its secret; both are drawn anew
-    in every iteration. Syn-SSD-U has `columns_sketch` alone, -V `rows_sketch` alone, -UV both; where one is None that
-    step is exact, and without S2 all of H_p is sent in every exchange. The first W is one step of the rule from
-    w = c·1, which the rule does not count.
+    So W always fits the mean of all H_p, and the H_p cannot drift apart between two outer means. S2 (m × d2) is shared
+    and comes from the shared seed; S1 (n_p × d1) is private and comes from the party's secret. Both are redrawn in
+    every iteration. Syn-SSD-U has `columns_sketch` only, -V `rows_sketch` only, -UV both. A step without a sketch is
+    exact; without S2, all of H_p is sent in every exchange. The first W is one step of the rule from w = c·1, which the
+    rule does not count.
 
-    Never sent: X_p, W_p, or anything with a row per row of X_p. What the server sees of H_p without masks are H_p S2
-    and H_p themselves; the other party of two, or all others together, know H_p from the mean.
+    Never sent: X_p, W_p, or any array with one row per row of X_p. Without secure aggregation the server sees H_p S2
+    and H_p; the other party of two, or all others together, can compute H_p from the mean.
 
-    A party that was not in exchange 0 of an outer round has no H to go on from: it is refused until the next one. One
-    that misses a later exchange goes on from where it was.
+    A party that missed exchange 0 of an outer round has no current H and is refused until the next one. A party that
+    misses a later exchange continues from its own state.
     """
 
     rank: int
@@ -91,11 +91,11 @@ class SketchedAveraging(ProgramBase):
         if self.rows_sketch is not None or self.columns_sketch is not None:
             warn_if_noisy(self.solver.rule)
         if not isinstance(self.solver.momentum, NoExtrapolation):
-            raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
+            raise CompositionError("Sketched steps cannot be extrapolated. Use a solver with NoExtrapolation.")
         if not isinstance(self.aggregation, (Mean, WeightedMean)):
             raise CompositionError(
-                f"A sketch of H can be averaged and not aligned, so {self.aggregation} cannot be used: take Mean or "
-                "WeightedMean."
+                f"Sketches of H can be averaged but not aligned, so aggregation={self.aggregation} cannot be used. Use "
+                "Mean or WeightedMean."
             )
 
     @property
@@ -187,7 +187,7 @@ class SketchedAveraging(ProgramBase):
         return server.H
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
-        """H_p ≥ 0, and H_p S2, which is non-negative where S2 only chooses columns."""
+        """H_p ≥ 0, and H_p S2, which is non-negative if S2 is a subsampling."""
         m = layout.n_features
         whole = {"H": ArraySpec((self.rank, m), non_negative=True, is_factor=True, meaning=OWN_COMPONENTS)}
         if self.columns_sketch is None:
@@ -198,10 +198,10 @@ class SketchedAveraging(ProgramBase):
         return {"sketch": ArraySpec((self.rank, d), non_negative=chooses, is_factor=True, meaning=meaning)}, whole
 
     def turn(self, model: Message) -> Turn:
-        """The last two exchanges of an outer round belong together under masks, and no others do.
+        """Under masks, the last two exchanges of an outer round must have the same cohort.
 
-        Between them H_p does not move: with another company the sums of H_p S2 and of H_p would differ by one party's.
-        Between all others every H_p takes a step, and S2 is another one.
+        H_p does not change between them: with different cohorts, the sums of H_p S2 and of H_p would reveal one party's
+        H_p. Between all other exchanges every H_p takes a step, and S2 is redrawn.
         """
         turn = int(model["turn"][1])
         if turn < self.inner - 1:
@@ -210,7 +210,7 @@ class SketchedAveraging(ProgramBase):
 
 
 def _for_rows(shard: Shard, S: Operator | None, B: Array) -> NormalEquations:
-    """The equations for W from H S, or from H where there is no S."""
+    """The normal equations for W from H S, or from H without a sketch."""
     if S is None:
         return exact_rows(shard.matrix, transposed_factor(shard.matrix, B))
     return sketched_rows(shard.matrix, S, shard.matrix.native(B))
@@ -219,21 +219,20 @@ def _for_rows(shard: Shard, S: Operator | None, B: Array) -> NormalEquations:
 def _require_begun(shard: Shard, party: SketchedAveragingPartyState, outer: int) -> None:
     if party.outer != outer:
         raise PartyError(
-            f"Party {shard.name!r} missed the first exchange of outer round {outer} and has no H to go on from. It can "
-            'join in the next outer round: keep it absent until then, or leave it out: on_party_error="skip", or '
-            "--on-party-error skip."
+            f"Party {shard.name!r} missed the first exchange of outer round {outer} and has no current H. It can join "
+            'in the next outer round. Keep it absent until then, or use on_party_error="skip" (--on-party-error skip).'
         )
 
 
 BUDGETS = ("own", "total")
 NOT_KNOWN_YET = 2**31
-"""Exchanges of a run whose rows have not been counted yet."""
+"""Stands for the number of exchanges until the rows are counted."""
 
 
 @state("sketched-sums.party")
 @dataclass(frozen=True, slots=True)
 class SketchedSumsPartyState:
-    """The shared seed, W (n × k), the rule's memory of it, and how many sketches of its rows have been sent."""
+    """The shared seed, W (n × k), the update rule's state, and the number of sketches sent."""
 
     seed: int
     W: Array | None = None
@@ -244,7 +243,7 @@ class SketchedSumsPartyState:
 @state("sketched-sums.server")
 @dataclass(frozen=True, slots=True)
 class SketchedSumsServerState:
-    """Hᵀ (m × k), the rule's memory of it, the exchange that comes next, and the number of rows (0: not counted)."""
+    """Hᵀ (m × k), the update rule's state, the next exchange, and the number of rows (0: not counted yet)."""
 
     Ht: Array
     memory: RuleState
@@ -254,26 +253,27 @@ class SketchedSumsServerState:
 
 @dataclass(frozen=True, slots=True)
 class SketchedSums(ProgramBase):
-    """DSANLS where parties own rows only ("modified DSANLS in the secure setting", Qian et al., 2020, Sec. 4).
+    """Modified DSANLS in the secure setting: parties own rows only (Qian et al., 2020, Sec. 4).
 
         exchange 0:     sent: n_p (1)
         exchange t:     W_p ← rule(W_p; (H S')(H S')ᵀ, X_p S'(H S')ᵀ)      or exactly, without `columns_sketch`
                         sent: X_pᵀ S_p (m × d), W_pᵀ S_p (k × d)
         finish:         H ← rule(H; B Bᵀ, A Bᵀ), A = Σ X_pᵀ S_p, B = Σ W_pᵀ S_p      broadcast: H (k × m), t and n (2)
 
-    S_p (n_p × d) comes from the shared seed, the party's name and t, so that no party needs to know how many rows the
-    others have, and E[S Sᵀ] = I for all of them together. That needs entries of mean zero: Subsampling is refused,
-    which would also send rows of X_p as they are. S' (m × d') is the same at all parties.
+    S_p (n_p × d) comes from the shared seed, the party's name and t, so no party needs the numbers of rows of others,
+    and E[S Sᵀ] = I for all of them together. That needs entries of mean zero. Subsampling is refused: its entries do
+    not have mean zero, and it would send rows of X_p unchanged. S' (m × d') is the same at all parties.
 
-    Whoever knows the seed knows S. After ⌈n/d⌉ exchanges the sum is as good as X (Thm. 3; `recover_from_sketches`); a
-    single upload is as good as X_p after ⌈n_p/d⌉. Parties therefore refuse to send more than ⌊(n − 1)/d⌋ sketches:
+    Everyone who has the seed can compute S. After ⌈n/d⌉ exchanges the sum determines X (Thm. 3;
+    `recover_from_sketches`); single uploads determine X_p after ⌈n_p/d⌉. Parties therefore refuse to send more than
+    ⌊(n − 1)/d⌋ sketches:
 
-        budget="own"     n = n_p, as is right where the server sees single uploads
-        budget="total"   n = Σ n_p, only under a reduction that hides uploads and with the same parties in every sum, on
-                         which engines insist; such a run cannot be resumed
+        budget="own"     n = n_p; correct if the server sees single uploads
+        budget="total"   n = Σ n_p; only with a reduction that hides uploads and the same parties in every sum, which
+                         engines enforce; such a run cannot be resumed
 
-    `is_guarded=False` sends on regardless. The bound is for one run: another seed's sketches come on top of these. It
-    says that X is not determined, not that nothing is known of it.
+    `is_guarded=False` removes this limit. The limit holds for one run; sketches from another seed add to these. It
+    means that X is not determined, not that nothing is revealed.
     """
 
     rank: int
@@ -287,40 +287,38 @@ class SketchedSums(ProgramBase):
     def __post_init__(self) -> None:
         d = self.rows_sketch.dimension
         if not isinstance(self.rank, (int, np.integer)) or not 1 <= self.rank <= d:
-            raise ParameterError(
-                f"A sketch of d = {d} dimensions gives d equations: the rank must be from 1 to {d}; got {self.rank!r}."
-            )
+            raise ParameterError(f"rank must be from 1 to d = {d}, the dimension of the sketch; got {self.rank!r}.")
         if self.budget not in BUDGETS:
             raise ParameterError(f'budget must be "own" or "total"; got {self.budget!r}.', parameter="budget")
         warn_if_noisy(self.solver.rule)
         if self.is_guarded and isinstance(self.rows_sketch, CountSketch):
             raise CompositionError(
-                "A count sketch sends every row of X that is alone in its place as it is, up to its sign. Use Gaussian "
-                "or Hadamard, or accept it: is_guarded=False."
+                "A count sketch sends each row of X that is alone in its bucket unchanged, up to its sign. Use "
+                "Gaussian or Hadamard. To accept the risk, pass is_guarded=False."
             )
         if isinstance(self.rows_sketch, Subsampling):
             raise CompositionError(
-                "Subsampling would send rows of X as they are, and parties that choose rows for themselves do not make "
-                "up an S with E[S Sᵀ] = I. Use Gaussian, CountSketch or another sketch whose entries have mean zero."
+                "Subsampling would send rows of X unchanged, and rows chosen by each party do not give E[S Sᵀ] = I. "
+                "Use Gaussian, CountSketch or another sketch whose entries have mean zero."
             )
         if not isinstance(self.solver.momentum, NoExtrapolation):
-            raise CompositionError("Sketched steps and extrapolation do not go together; use NoExtrapolation.")
+            raise CompositionError("Sketched steps cannot be extrapolated. Use a solver with NoExtrapolation.")
 
     @property
     def traits(self) -> Traits:
-        """The sketches of all parties are one sketch of all rows. A budget for all rows together says nothing of what a
-        single party may show.
+        """The sketches of all parties form one sketch of all rows. budget="total" does not limit what a single party
+        reveals.
         """
         if self.budget == "own" or not self.is_guarded:
             return Traits(full_participation=True)
         reason = (
-            'budget="total" counts sketches of all rows, and single uploads give the rows of a small party away long '
-            'before. Take budget="own", or a reduction that hides uploads.'
+            'budget="total" counts sketches of all rows, but single uploads reveal the rows of a small party much '
+            'earlier. Use budget="own", or a reduction that hides uploads.'
         )
         return Traits(full_participation=True, requires="secure", reason=reason)
 
     def operator(self, seed: int, party: str, n_rows: int, turn: int) -> Operator:
-        """S_p of one exchange; its first n_p rows are used, of which there may be fewer than dimensions."""
+        """S_p of one exchange; only its first n_p rows are used, which may be fewer than its dimension."""
         return self.rows_sketch.draw(max(n_rows, self.rows_sketch.dimension), seed, "S", party, turn)
 
     def start_party(self, shard: Shard, layout: Layout) -> SketchedSumsPartyState:
@@ -337,7 +335,10 @@ class SketchedSums(ProgramBase):
         turn, total_rows = (int(value) for value in model["turn"])
         matrix = shard.matrix
         if turn < 0:
-            raise PartyError(f"Party {shard.name!r} was asked for turn {turn}; turns count from 0.")
+            raise PartyError(
+                f"Party {shard.name!r} received turn {turn}, but turns count from 0. Use one version of partsong "
+                "everywhere."
+            )
         if turn == 0:
             return party, Message({"rows": np.array([float(matrix.shape[0])])})
         self._require_budget(shard, party, turn, total_rows)
@@ -363,10 +364,10 @@ class SketchedSums(ProgramBase):
         return self.solver.rule.step(W, equations.penalised(self.solver.penalty_W, m), memory)
 
     def _require_budget(self, shard: Shard, party: SketchedSumsPartyState, turn: int, total_rows: int) -> None:
-        """Before anything of this exchange is made.
+        """Check the limit before computing anything of this exchange.
 
-        A sketch is of its turn, whatever became of earlier ones: with no turn beyond the bound there are never more
-        sketches than it, also where replies were lost and the party's own count went back with them.
+        The limit is on the turn as well as on the party's count: a restored party state may have lost earlier counts,
+        but a sketch depends on its turn only, so turns within the limit never give more sketches than the limit.
         """
         is_own = self.budget == "own"
         rows, sent = shard.matrix.shape[0] if is_own else total_rows, max(party.sent, turn - 1)
@@ -375,12 +376,12 @@ class SketchedSums(ProgramBase):
         if not self.is_guarded or sent < most:
             return
         whose = f"its {rows} rows" if is_own else f"the {rows} rows of all parties"
-        way = ' hide uploads by a reduction and take budget="total";' if is_own else ""
+        way = ' Or hide uploads by secure aggregation and use budget="total".' if is_own else ""
         raise PartyError(
-            f"Party {shard.name!r} may have sent {sent} sketches of dimension {d} and sends no more: from {most + 1} "
-            f"of them whoever knows the seed can solve for {whose}; ⌊({rows} − 1)/{d}⌋ = {most} leave them open. Stop "
-            f"after {most + 1} rounds, of which the first counts rows; or take a smaller sketch;{way} or accept it: "
-            "is_guarded=False."
+            f"Party {shard.name!r} may have sent {sent} sketches of dimension {d} and sends no more: {most + 1} of "
+            f"them, with the seed, determine {whose}; at most ⌊({rows} − 1)/{d}⌋ = {most} do not. Stop after "
+            f"{most + 1} rounds (the first counts rows), or use a smaller sketch dimension.{way} To accept the risk, "
+            "pass is_guarded=False."
         )
 
     def finish(self, server: SketchedSumsServerState, aggregate: Message) -> tuple[SketchedSumsServerState, Message]:
@@ -411,10 +412,10 @@ class SketchedSums(ProgramBase):
         return {"data": data, "weights": weights}, {"rows": ArraySpec((1,), non_negative=True, meaning="n_p, once")}
 
     def turn(self, model: Message) -> Turn:
-        """With a budget of all rows together the whole run is one round under masks, so that every sum is over them.
+        """With budget="total", the whole run is one round under masks, so that every sum has the same cohort.
 
-        A sum of fewer parties has fewer unknown rows. With own budgets any parties will do. Counting rows, which does
-        not move H, is not worth a look.
+        A sum over fewer parties has fewer unknown rows. With budget="own" the cohort may change. Counting rows does not
+        move H and ends no round.
         """
         turn, rows = (int(value) for value in model["turn"])
         if self.budget == "own":
@@ -427,7 +428,7 @@ def _broadcast(server: SketchedSumsServerState) -> Message:
     return Message({"H": server.Ht.T, "turn": np.array([server.turn, server.rows], np.int64)})
 
 
-# Methods of Qian et al. (2020) between parties who own rows: H is their U, W their V.
+# Methods of Qian et al. (2020) for parties that own rows: our H is their U, our W their V.
 
 Rule = Annotated[UpdateRule, RULES]
 Kind = Annotated[Callable[[int], Sketch], SKETCHES]
@@ -442,10 +443,10 @@ def syn_sd(
     rule: Rule = ProximalDescent(),
     init_mode: SharedInitMode = SHARED_INIT,
 ) -> LocalAveraging:
-    """As fedavg, with steps that are held back more and more.
+    """Like fedavg, with proximal steps that shrink over time.
 
-    Qian et al. (2020), Alg. 4; W steps first. The paper prints H first, which from a W of their own lets the copies
-    part at once.
+    Qian et al. (2020), Alg. 4, but W steps first: with H first, as printed, the H_p drift apart at once. Sent per round
+    and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
     """
     return LocalAveraging(problem.rank, SquaredError(rule), local_steps, init_mode, Mean())
 
@@ -460,9 +461,10 @@ def syn_ssd_u(
     rule: Rule = ProximalDescent(),
     init_mode: SharedInitMode = SHARED_INIT,
 ) -> SketchedAveraging:
-    """As syn-sd, while W fits a sketch of the mean of all H in every step.
+    """Like syn-sd, but in every step W fits a sketch of the mean H.
 
-    Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges.
+    Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges. Sent per exchange and party: H_p S2 (k × d);
+    in the last exchange of a round H_p (k × m). Never sent: X_p, W_p.
     """
     columns = Proportion(sketch, sketch_ratio)
     return SketchedAveraging(problem.rank, SquaredError(rule), local_steps, None, columns, init_mode=init_mode)
@@ -470,14 +472,22 @@ def syn_ssd_u(
 
 @method("syn-ssd-v", extends=syn_ssd_u, over_ranks=True)
 def syn_ssd_v(problem: Problem, **options: Any) -> SketchedAveraging:
-    """As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched."""
+    """Like syn-sd, but in every step W fits the mean H, and steps of H are sketched with a private sketch.
+
+    Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges. Sent per exchange and party: H_p (k × m).
+    Never sent: X_p, W_p.
+    """
     sketched = syn_ssd_u(problem, **options)
     return replace(sketched, rows_sketch=sketched.columns_sketch, columns_sketch=None)
 
 
 @method("syn-ssd-uv", extends=syn_ssd_u, over_ranks=True)
 def syn_ssd_uv(problem: Problem, **options: Any) -> SketchedAveraging:
-    """As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are sketched."""
+    """Like syn-sd, but in every step W fits a sketch of the mean H, and steps of H are sketched with a private sketch.
+
+    Qian et al. (2020), Alg. 5. A round takes `local_steps` + 1 exchanges. Sent per exchange and party: H_p S2 (k × d);
+    in the last exchange of a round H_p (k × m). Never sent: X_p, W_p.
+    """
     sketched = syn_ssd_u(problem, **options)
     return replace(sketched, rows_sketch=sketched.columns_sketch)
 
@@ -491,9 +501,10 @@ def asyn_sd(
     rule: Rule = ProximalDescent(),
     init_mode: SharedInitMode = SHARED_INIT,
 ) -> LocalAveraging:
-    """As syn-sd, but no party waits for another: the server moves towards each H as it comes.
+    """Asynchronous syn-sd: the server moves towards each H_p when it arrives, and no party waits.
 
-    Qian et al. (2020), Alg. 6: by ω_t = ρ / (ρ + t). Printed is ρ = 1.
+    Qian et al. (2020), Alg. 6, with relaxation ω_t = ρ / (ρ + t); the paper prints ρ = 1. Sent per arrival: H_p (k × m)
+    and n_p. Never sent: X_p, W_p.
     """
     steady = syn_sd(problem, local_steps=local_steps, rule=rule, init_mode=init_mode)
     return replace(steady, server_update=Relaxation(rho), asynchronous=True)
@@ -503,12 +514,15 @@ def asyn_sd(
 def asyn_ssd_v(
     problem: Problem, *, sketch: Kind = Subsampling, sketch_ratio: Ratio = 0.1, **options: Any
 ) -> LocalAveraging:
-    """As asyn-sd, with steps of H that are sketched, by a sketch that nobody else knows (Alg. 7)."""
+    """Like asyn-sd, with steps of H sketched by a private sketch.
+
+    Qian et al. (2020), Alg. 7. Sent per arrival: H_p (k × m) and n_p. Never sent: X_p, W_p.
+    """
     return replace(asyn_sd(problem, **options), sketch=Proportion(sketch, sketch_ratio))
 
 
 PRIVATE_SKETCHES = Choice(
-    {"gaussian": Gaussian, "hadamard": Hadamard}, reason="Others would send rows of a site as they are."
+    {"gaussian": Gaussian, "hadamard": Hadamard}, reason="Other sketches would send rows unchanged."
 )
 
 
@@ -521,14 +535,17 @@ def secure_dsanls(
     columns_sketch: Annotated[Callable[[int], Sketch] | None, SKETCHES] = None,
     columns_ratio: Annotated[float | None, SHARE] = None,
 ) -> SketchedSums:
-    """Modified DSANLS: parties with rows alone send sketches of X and W, for as long as these do not give X away.
+    """Modified DSANLS: parties send sketches of their X and W, and stop before these determine X.
 
-    Qian et al. (2020), Sec. 4. The sketch has four dimensions for each component by default: the fewer, the more
-    rounds. With `columns_sketch`, steps of W are sketched as well.
+    Qian et al. (2020), Sec. 4. The sketch dimension d is 4k by default; a smaller d allows more rounds. With
+    `columns_sketch`, steps of W are sketched as well. Sent per party: n_p once; then, per round, X_pᵀS_p (m × d) and
+    W_pᵀS_p (k × d), at most ⌊(n_p − 1)/d⌋ times. Never sent: X_p, W_p.
     """
     if columns_ratio is not None and columns_sketch is None:
         raise ParameterError(
-            "columns_ratio needs columns_sketch: without one, steps of W are exact.", parameter="columns_ratio"
+            "columns_ratio needs columns_sketch; without it, steps of W are exact. Set columns_sketch, or remove "
+            "columns_ratio.",
+            parameter="columns_ratio",
         )
     columns = None if columns_sketch is None else Proportion(columns_sketch, columns_ratio or 0.1)
     dimension = 4 * problem.rank if sketch_dimension is None else sketch_dimension

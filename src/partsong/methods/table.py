@@ -22,14 +22,14 @@ class Entry(NamedTuple):
 TABLE: dict[str, Entry] = {
     "exact": Entry(
         "partsong.methods.exact",
-        "Parties send WᵀW and WᵀX; the sums give exactly what as many iterations on pooled rows would.",
+        "Parties send WᵀW and WᵀX; the result equals as many iterations on the pooled rows.",
         ("local_steps", "accelerate", "init_mode"),
         tasks=("parties", "texts", "ranks"),
         pooled_name="nmf",
     ),
     "fnmf-local": Entry(
         "partsong.methods.fnmf",
-        "Parties iterate long and alone; which component is which is found out before averaging.",
+        "Parties iterate for long local phases; the server matches their components before averaging.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "variant",
             "barycenter", "synchronisation", "init_mode",
@@ -37,7 +37,7 @@ TABLE: dict[str, Entry] = {
     ),
     "fnmf": Entry(
         "partsong.methods.fnmf",
-        "One round as fnmf-local, then WᵀW and WᵀX as exact.",
+        "One round of fnmf-local, then exact rounds.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "variant",
             "barycenter", "synchronisation", "init_mode",
@@ -46,7 +46,7 @@ TABLE: dict[str, Entry] = {
     ),
     "fnmf-paper": Entry(
         "partsong.methods.fnmf",
-        "As fnmf-local, exactly as the paper prints it.",
+        "Like fnmf-local, exactly as the paper prints it.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "barycenter",
             "synchronisation", "init_mode",
@@ -54,7 +54,7 @@ TABLE: dict[str, Entry] = {
     ),
     "fnmf-personal": Entry(
         "partsong.methods.fnmf",
-        "As fnmf-local, while each party keeps the components that have no partner in the shared model.",
+        "Like fnmf-local, but each party keeps its components without a partner in the shared model.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "barycenter",
             "init_mode",
@@ -62,111 +62,113 @@ TABLE: dict[str, Entry] = {
     ),
     "fnmf-by-sums": Entry(
         "partsong.methods.fnmf",
-        "As fnmf-local, with a barycenter of sums: parties align themselves, and sums can be masked.",
+        "Like fnmf-local, but parties align their own H_p, so the barycenter is a sum and can be masked.",
         ("align", "local_steps", "strength", "every", "variant", "init_mode", "sweeps"),
     ),
     "fedavg": Entry(
         "partsong.methods.averaging",
-        "Parties iterate from the shared H, which is then averaged by position.",
+        "Parties iterate from the shared H; the server averages the results by position.",
         ("local_steps", "weighted", "init_mode"),
     ),
     "fedprox": Entry(
         "partsong.methods.averaging",
-        "As fedavg, while parties are pulled to the shared H.",
+        "Like fedavg, with a proximal term that keeps each H_p near the shared H.",
         ("strength", "local_steps", "init_mode"),
     ),
     "one-shot-ipalm": Entry(
         "partsong.methods.averaging",
-        "Every party iterates alone; components are averaged once, by position.",
+        "Every party factorizes its own rows; the components are averaged once, by position.",
         ("local_steps", "init_mode"),
     ),
     "one-shot-mu": Entry(
         "partsong.methods.averaging",
-        "As one-shot-ipalm, by multiplicative updates.",
+        "Like one-shot-ipalm, with multiplicative updates.",
         ("local_steps", "init_mode"),
     ),
     "local-only": Entry(
         "partsong.methods.averaging",
-        "Every party factorizes alone from its own start, and the H_p are averaged once: what not to do.",
+        "Every party factorizes its own rows from its own start, and unmatched H_p are averaged once: a "
+        "negative control.",
         ("local_steps", "init_mode"),
     ),
     "syn-sd": Entry(
         "partsong.methods.secure_sketched",
-        "As fedavg, with steps that are held back more and more.",
+        "Like fedavg, with proximal steps that shrink over time.",
         ("local_steps", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "syn-ssd-u": Entry(
         "partsong.methods.secure_sketched",
-        "As syn-sd, while W fits a sketch of the mean of all H in every step.",
+        "Like syn-sd, but in every step W fits a sketch of the mean H.",
         ("local_steps", "sketch", "sketch_ratio", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "syn-ssd-v": Entry(
         "partsong.methods.secure_sketched",
-        "As syn-sd, while W fits the mean of all H in every step, and steps of H are sketched.",
+        "Like syn-sd, but in every step W fits the mean H, and steps of H are sketched with a private "
+        "sketch.",
         ("local_steps", "sketch", "sketch_ratio", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "syn-ssd-uv": Entry(
         "partsong.methods.secure_sketched",
-        "As syn-sd, while W fits a sketch of the mean of all H in every step, and steps of H are "
-        "sketched.",
+        "Like syn-sd, but in every step W fits a sketch of the mean H, and steps of H are sketched with a"
+        " private sketch.",
         ("local_steps", "sketch", "sketch_ratio", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "asyn-sd": Entry(
         "partsong.methods.secure_sketched",
-        "As syn-sd, but no party waits for another: the server moves towards each H as it comes.",
+        "Asynchronous syn-sd: the server moves towards each H_p when it arrives, and no party waits.",
         ("local_steps", "rho", "rule", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "asyn-ssd-v": Entry(
         "partsong.methods.secure_sketched",
-        "As asyn-sd, with steps of H that are sketched, by a sketch that nobody else knows (Alg. 7).",
+        "Like asyn-sd, with steps of H sketched by a private sketch.",
         ("local_steps", "rho", "rule", "init_mode", "sketch", "sketch_ratio"),
         tasks=("parties", "ranks"),
     ),
     "secure-dsanls": Entry(
         "partsong.methods.secure_sketched",
-        "Modified DSANLS: parties with rows alone send sketches of X and W, for as long as these do not "
-        "give X away.",
+        "Modified DSANLS: parties send sketches of their X and W, and stop before these determine X.",
         ("sketch", "sketch_dimension", "columns_sketch", "columns_ratio"),
     ),
     "dsanls": Entry(
         "partsong.methods.dsanls",
-        "Both factors in blocks, of which only sketches are exchanged: for the machines of one owner.",
+        "Nodes hold blocks of both factors and exchange sketches: for the machines of one owner.",
         ("sketch", "sketch_ratio", "rule", "every"),
         tasks=("ranks",),
     ),
     "game": Entry(
         "partsong.methods.game",
-        "Rows play single cells with columns, which travel from party to party; a round is a sweep.",
+        "Rows and columns play a game over single cells; blocks of columns travel between parties; a "
+        "round is a sweep.",
         ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "init_mode"),
         tasks=("parties", "ranks"),
     ),
     "game-consensus": Entry(
         "partsong.methods.game",
-        "As fedavg, with sweeps of the game over a party's own rows as local steps.",
+        "Like fedavg, with sweeps of the game over a party's own rows as local steps.",
         ("order", "step", "step_decay", "self_play", "shrink", "leader", "local_steps", "init_mode"),
     ),
     "then-exact": Entry(
         "partsong.methods.two_stage",
-        "A few rounds of another method, then exact ones from the model that it has reached.",
+        "A few rounds of another method, then exact rounds from the model it has reached.",
         ("first", "first_rounds"),
         required=("first", "first_rounds"),
     ),
     "fednmf": Entry(
         "partsong.methods.fednmf",
-        "Descent on batches of documents at the parties; the server averages, or takes steps of its own.",
+        "Parties descend on mini-batches of documents; the server averages, or takes adaptive steps.",
         ("epochs", "batch", "rate", "weight_step", "warm_start_weights", "server", "server_rate"),
         tasks=("texts",),
         pooled_name="nmf-sgd",
     ),
     "fednmf-mi": Entry(
         "partsong.methods.fednmf",
-        "As fednmf, while weights keep mutual information with the documents, by a critic that is learned"
-        " with them.",
+        "Like fednmf, with a term that keeps mutual information between weights and documents, estimated "
+        "by a critic.",
         (
             "epochs", "batch", "rate", "weight_step", "warm_start_weights", "server", "server_rate",
             "strength", "critic", "mi_gradient", "critic_rate",
@@ -176,8 +178,8 @@ TABLE: dict[str, Entry] = {
     ),
     "fedlda": Entry(
         "partsong.methods.fedlda",
-        "Latent Dirichlet allocation: parties infer the topics of their documents and send expected "
-        "counts of words.",
+        "Latent Dirichlet allocation: parties infer the topics of their documents and send expected word "
+        "counts.",
         (),
         tasks=("texts",),
         pooled_name="lda",

@@ -1,4 +1,4 @@
-"""One program after another: the second goes on from the components that the first has reached."""
+"""Two-stage programs: a few rounds of any method, then exact sums from the components it has reached."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from partsong.privacy.exposure import directions_after, directions_of
 from partsong.solvers.squared_error import RowState
 
 STAGE = "leg"
-"""What the server adds to a model: 0 for the first program, 1 for the second."""
+"""The array that the server adds to each model: 0 in the first stage, 1 in the second."""
 
 
 @state("two-stage.party")
 @dataclass(frozen=True, slots=True)
 class TwoStagePartyState:
-    """The state in whichever program a party was last in, and whether that was the second.
+    """The party's state in its current stage, and whether that is the second.
 
-    `own` is the Hᵀ (m × k) that the party had found itself when the first leg ended; the second has none for it.
+    `own` is the party's own Hᵀ (m × k) at the end of the first stage; the second stage has none.
     """
 
     inner: State
@@ -52,14 +52,14 @@ class TwoStagePartyState:
 
     @property
     def Ht(self) -> Array | None:
-        """The party's own Hᵀ: as it stands in the first leg, and as it last stood there in the second; or None."""
+        """The party's own Hᵀ: the current one in the first stage, the last one of that stage in the second; or None."""
         return self.own if self.is_second else getattr(self.inner, "Ht", None)
 
 
 @state("two-stage.server")
 @dataclass(frozen=True, slots=True)
 class TwoStageServerState:
-    """The state in the current program, and how many rounds there have been."""
+    """The state of the current stage, and the number of rounds so far."""
 
     inner: State
     rounds: int = 0
@@ -67,7 +67,7 @@ class TwoStageServerState:
 
 @dataclass(frozen=True, slots=True)
 class TwoStageAggregation:
-    """The first or the second of two aggregations, as the model says that was sent before."""
+    """The aggregation of the first or the second stage, as the broadcast model says."""
 
     first: Aggregation
     second: Aggregation
@@ -78,7 +78,7 @@ class TwoStageAggregation:
 
 @dataclass(frozen=True, slots=True)
 class TwoStageSum(TwoStageAggregation):
-    """Two sums in disguise: uploads with the arrays `of_second` are for the second."""
+    """The same for two linear aggregations: uploads with the arrays `of_second` belong to the second stage."""
 
     of_second: frozenset[str] = frozenset()
 
@@ -94,14 +94,14 @@ class TwoStageSum(TwoStageAggregation):
 
 @dataclass(frozen=True, slots=True)
 class TwoStageProgram(ProgramBase):
-    """`rounds` rounds of `first`, then SharedSums from its H: few long rounds, and exact ones to the end.
+    """`rounds` exchanges of `first`, then SharedSums from its H: a few long rounds, then exact ones.
 
-        rounds 0 … r−1:  as `first` does
+        rounds 0 … r−1:  as in `first`
         from round r on: W_p ← argmin ‖X_p − W H‖ once, then gram and cross as in `second`
 
-    The first leg gets near with little traffic, the second descends on the pooled objective itself, so that the model
-    ends where pooled NMF from that H would. Sent: what the programs send; broadcast: also which of them is meant. In
-    the second leg parties keep, and do not send, the H_p that they had found themselves, to compare with the model.
+    The first stage gets close with little traffic. The second descends on the pooled objective, so the model ends where
+    pooled NMF from that H would. Sent: what each program sends. Broadcast: also the stage. In the second stage parties
+    keep, but do not send, their own H_p of the first, to compare it with the model.
     """
 
     first: Program
@@ -110,10 +110,10 @@ class TwoStageProgram(ProgramBase):
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise ParameterError(f"The first leg of a TwoStageProgram has at least one round; got {self.rounds}.")
+            raise ParameterError(f"A TwoStageProgram needs rounds ≥ 1 in its first stage; got {self.rounds}.")
         if self.first.rank != self.second.rank:
             raise ParameterError(
-                f"Both legs of a TwoStageProgram need one rank; got {self.first.rank} and {self.second.rank}."
+                f"Both stages of a TwoStageProgram need the same rank; got {self.first.rank} and {self.second.rank}."
             )
         noisy = [stage for stage in (self.first, self.second) if stage.traits.release is not None]
         if noisy:
@@ -149,7 +149,7 @@ class TwoStageProgram(ProgramBase):
         return TwoStageServerState(inner), _marked(model, 0)
 
     def local(self, shard: Shard, party: TwoStagePartyState, model: Message) -> tuple[TwoStagePartyState, Message]:
-        """As the leg does that the model names; W is fitted to the model where the second begins."""
+        """The work of the stage that the model names; W is fitted to the model when the second stage starts."""
         plain = _unmarked(model)
         if not _is_second(model):
             inner, upload = self.first.local(shard, party.inner, plain)
@@ -209,13 +209,13 @@ def _is_second(model: Message) -> bool:
 
 
 def exact_after(first: Program, exchanges: int) -> TwoStageProgram:
-    """So many exchanges of a program, then exact sums from the model that it has reached."""
+    """Return a program of so many exchanges of `first`, then exact sums from the model it has reached."""
     return TwoStageProgram(first, accelerated_sums(first.rank), exchanges)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStage:
-    """The name of a method with which a run can begin: one whose parties average, and wait for each other."""
+    """A parameter type: names of methods that can be the first stage, i.e. synchronous averaging methods."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -248,14 +248,15 @@ class FirstStage:
 def then_exact(
     problem: Problem, *, first: Annotated[str, FirstStage()], first_rounds: Annotated[int, Whole()], **options: Any
 ) -> TwoStageProgram:
-    """A few rounds of another method, then exact ones from the model that it has reached.
+    """A few rounds of another method, then exact rounds from the model it has reached.
 
-    `first` is that method, for `first_rounds` rounds; all further options are its own.
+    `first` names that method, which runs for `first_rounds` rounds; all further options go to it. Sent per round and
+    party: first what that method sends, then WᵀW (k × k), WᵀX (k × m), n_p and ‖X_p‖². Never sent: X_p, W_p.
     """
     if problem.rounds is not None and first_rounds >= problem.rounds:
         raise ParameterError(
-            f"first_rounds = {first_rounds} leaves none of {problem.rounds} rounds to be exact. Take fewer, or "
-            f'method = "{first}".',
+            f"first_rounds = {first_rounds} leaves no exact round among {problem.rounds} rounds. Use a smaller "
+            f'first_rounds, or method = "{first}".',
             parameter="first_rounds",
         )
     stage = find(first).builder(problem, **options)

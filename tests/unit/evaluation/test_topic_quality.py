@@ -248,7 +248,7 @@ def test_counts_are_sent_once(reduction):
     """A second sum without a party would be the first less its counts."""
     _, shards = federation()
     schedule = Schedule(2, absent={1: frozenset({"p3"})})
-    with pytest.raises(ParameterError, match="has sent its counts already"):
+    with pytest.raises(ParameterError, match="has already sent its counts"):
         list(Sequential().run(CooccurrenceSums.of([[0, 1]]), shards, schedule, reduction=reduction))
 
 

@@ -104,9 +104,9 @@ class TestSpending:
 
     def test_a_budget_that_is_spent_allows_no_round(self, parts):
         first = fitted(parts, PARTIES, method="fedavg")
-        with pytest.raises(ParameterError, match="allows no round"):
+        with pytest.raises(ParameterError, match="allows no further round"):
             fitted(parts, PartyPrivacy(3.0, spent=first.accounts_), method="fedavg")
-        with pytest.raises(ParameterError, match="allows no round"):
+        with pytest.raises(ParameterError, match="allows no further round"):
             fitted(parts, PartyPrivacy(0.1, noise_multiplier=1.0), method="fedavg")
 
     def test_spending_on_rows_and_on_parties_is_not_added_up(self, parts):
@@ -300,7 +300,7 @@ class TestRefused:
             FederatedNMF(method=build("fedavg", 3, local_steps=10), privacy=PARTIES).fit(parts)
         with pytest.raises(ParameterError, match="local_steps"):
             fitted(parts, ROWS, local_steps=3)
-        with pytest.raises(ParameterError, match="Noise is"):
+        with pytest.raises(ParameterError, match="kind must be"):
             PartyPrivacy(1.0, kind="uniform")
         with pytest.raises(ParameterError, match="relation"):
             RowPrivacy(1.0, row_bound=1.0, relation="zero-out")
@@ -369,7 +369,7 @@ class TestMasks:
         for rows in (np.zeros((most + 1, 4)), np.vstack([X, X[:1]])):
             with pytest.raises(DataError, match=r"'a' has more than \d+ rows"):
                 program.start_party(Shard("a", as_matrix(rows)), layout)
-        with pytest.raises(ParameterError, match="does not fit"):
+        with pytest.raises(ParameterError, match=r"exceeds .*the bound"):
             replace(program, noise_multiplier=1e6).start_party(Shard("a", as_matrix(X)), layout)
         assert replace(program, shares=1).start_party(Shard("a", as_matrix(np.ones((most + 1, 4)))), layout)
 

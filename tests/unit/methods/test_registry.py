@@ -207,7 +207,7 @@ def test_options_reach_the_program_through_the_estimator_and_survive_a_clone_and
         ({"method": "then-exact"}, "needs first and first_rounds"),
         (
             {"method": "then-exact", "rounds": 3, "method_options": {"first": "fedavg", "first_rounds": 3}},
-            "leaves none of 3 rounds",
+            "leaves no exact round among 3 rounds",
         ),
         (
             {"method": "then-exact", "method_options": {"first": "fedavg", "first_rounds": 1, "strength": 1}},
