@@ -118,7 +118,7 @@ def test_dense_rows_at_a_tenth_are_a_guess_and_tests_of_membership_are_printed(i
     for party in said["parties"]:
         aucs = {test["test"]: test["auc"] for test in party["membership"]}
         assert 0.45 < aucs["residual"] < 0.8
-        assert aucs.keys() == {"residual", "non-negative products"}
+        assert aucs.keys() == {"residual", "signs"}
     shown = invoke("attack", run, "--data", parts, "--candidates", "people.npy").stdout
     assert "severity    guess" in shown
     assert "AUC 0." in shown

@@ -160,8 +160,8 @@ class AlignedUpload:
         plan = self.align.plan(model_Ht.T, Ht.T)
         if not hasattr(plan, "apply") or not hasattr(plan, "weights"):
             raise CompositionError(
-                f"{type(self.align).__name__}.plan returned {type(plan).__name__}, not a plan: a plan has matrix (k × k), "
-                "weights = P 1 and apply (core.interfaces.Plan). Wrap a matrix P in aggregation.alignment.SoftPlan(P)."
+                f"{type(self.align).__name__}.plan returned {type(plan).__name__}, not a plan: a plan has matrix "
+                "(k × k), weights = P 1 and apply (core.interfaces.Plan). Wrap P in aggregation.alignment.SoftPlan(P)."
             )
         return Message({"H": plan.apply(Ht.T), "counts": plan.weights}, rows)
 

@@ -104,9 +104,9 @@ class TestSpending:
 
     def test_a_budget_that_is_spent_allows_no_round(self, parts):
         first = fitted(parts, PARTIES, method="fedavg")
-        with pytest.raises(ParameterError, match="allows no further round"):
+        with pytest.raises(ParameterError, match=r"allows no( further)? round"):
             fitted(parts, PartyPrivacy(3.0, spent=first.accounts_), method="fedavg")
-        with pytest.raises(ParameterError, match="allows no further round"):
+        with pytest.raises(ParameterError, match=r"allows no( further)? round"):
             fitted(parts, PartyPrivacy(0.1, noise_multiplier=1.0), method="fedavg")
 
     def test_spending_on_rows_and_on_parties_is_not_added_up(self, parts):
