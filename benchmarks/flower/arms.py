@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from partsong.federation.commands import demo
-from partsong.federation.flower.control import QUIET, Control, controlling
+from partsong.federation.flower.control import FLOWER_SETTINGS, ServerControl, open_control
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 
@@ -32,7 +32,7 @@ class Federation:
     server: ServerFolder
     sites: dict[str, SiteFolder]
     running: demo.Processes
-    control: Control
+    control: ServerControl
     runs: int = 0
 
     def start(self, text: str, *words: str) -> tuple[str, RunPlace]:
@@ -71,7 +71,7 @@ def federation(folder: Path, names: tuple[str, ...], module: str | None = None) 
         (site.path / "site.toml").write_text("minimum_parties = 3\nsecure_aggregation = false\n")
     with demo.processes(folder) as running:
         demo.start_server(running, server)
-        with controlling(server) as control:
+        with open_control(server) as control:
             demo.register(control, server)
             for name, site in sites.items():
                 if module is None:
@@ -98,7 +98,7 @@ def app_run(server: ServerFolder, module: str, settings: dict[str, Any], patienc
 
     content = bundle(module)
     fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
-    with controlling(server) as control:
+    with open_control(server) as control:
         started = control.client.StartRun(StartRunRequest(fab=fab, override_config=user_config_to_proto(settings)))
         until = time.monotonic() + patience
         while not control.status(started.run_id).is_over:
@@ -140,7 +140,7 @@ def flower_alone(
     words = ["--host", "127.0.0.1", "--port", port, "--database", place / "flower" / "state.db", *tls]
     words += ["--ssl-keyfile", place / "server.key", "--enable-supernode-auth"]
     _start(running, "bare", [_program("flower-superlink"), *words, "--disable-runtime-dependency-installation"])
-    with controlling(server) as control:
+    with open_control(server) as control:
         numbers = []
         for name in names:
             site = _site(folder, server, name)
@@ -163,7 +163,7 @@ def _site(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
 
 def _start(running: demo.Processes, name: str, command: list[Any]) -> None:
     """Start a process of Flower without telemetry and update checks, at its own polling interval."""
-    settings = {key: value for key, value in QUIET.items() if "POLL" not in key}
+    settings = {key: value for key, value in FLOWER_SETTINGS.items() if "POLL" not in key}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")} | settings
     environment["FLWR_HOME"] = str(running.folder / f"flower-{name}")
     with (running.folder / f"{name}.log").open("ab") as log:
@@ -191,7 +191,7 @@ def _tried(call: Callable[[], int]) -> int:
                 raise
 
 
-def _wait(control: Control, numbers: list[int]) -> None:
+def _wait(control: ServerControl, numbers: list[int]) -> None:
     until = time.monotonic() + 180
     while time.monotonic() < until:
         nodes = control.nodes()

@@ -75,16 +75,18 @@ def work(message, context):  # type: ignore[no-untyped-def]
 @server.main()
 def main(grid, context):  # type: ignore[no-untyped-def]
     """Run all rounds; write their seconds and the layer's times to a file."""
-    from partsong.federation.server.launch import FEDERATION, nodes_of, run_over
+    from partsong.federation.server.launch import FEDERATION, run_on_transport, site_nodes
     from partsong.federation.setup.server_folder import ServerFolder
-    from partsong.federation.transports.flower import Flower
+    from partsong.federation.transports.flower import FlowerTransport
 
     folder, settings = ServerFolder.at(Path(os.environ[FEDERATION])), context.run_config
-    turns = Turns(grid, tuple(nodes_of(folder).values()))
+    turns = Turns(grid, tuple(site_nodes(folder).values()))
     watch_server(clock)
     place = folder.known_run(str(settings["run"]))
     with clock.watching():
-        run_over(lambda: folder.signed(Flower(turns.grid, nodes_of(folder))), folder, place, turns.between)
+        run_on_transport(
+            lambda: folder.signed(FlowerTransport(turns.grid, site_nodes(folder))), folder, place, turns.between
+        )
     Path(str(settings["file"])).write_text(json.dumps(turns.found))
 
 

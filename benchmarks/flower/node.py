@@ -45,16 +45,16 @@ def bundle(module: str) -> bytes:
 
 def main(module: str, folder: Path) -> None:
     from partsong.federation.flower import site_process
-    from partsong.federation.flower.control import set_quiet
+    from partsong.federation.flower.control import configure_flower
     from partsong.federation.setup.site_folder import SiteFolder
 
     site = SiteFolder.at(folder)
-    set_quiet(site.path / "flower")
+    configure_flower(site.path / "flower")
     from flwr.app import Context, RecordDict
 
     client = import_module(f"benchmarks.flower.{module}").client
     context = Context(0, 0, {"site": str(site.path)}, RecordDict(), {})
-    site_process.Node._answered = lambda node, message, answer: client(message=message, context=context)
+    site_process.SiteNode._answer = lambda node, message, answer: client(message=message, context=context)
     site_process.app_bundle = lambda: bundle(module)
     site_process.join(site)
 

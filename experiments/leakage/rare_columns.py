@@ -22,12 +22,12 @@ from experiments.shared.document import replace_tables
 from partsong.data.conversion import as_matrix
 from partsong.errors import PartsongError
 from partsong.federation.experiment import Experiment
-from partsong.federation.exposure_limit import rare_columns
+from partsong.federation.exposure_limit import count_rare_columns
 from partsong.federation.policy import Policy
 from partsong.federation.server.launch import run_experiment
-from partsong.federation.site.plan import Data
+from partsong.federation.site.plan import SiteData
 from partsong.federation.site.service import Site
-from partsong.federation.site.state import supports_of
+from partsong.federation.site.state import rows_per_column
 from partsong.federation.transports.base import InProcess
 from partsong.privacy.exposure import Exposure
 from partsong.solvers.squared_error import SquaredError
@@ -66,7 +66,7 @@ def federation(folder: Path, parts: list[np.ndarray], policy: Policy, seed: int)
     """H of one run among sites with this policy."""
     columns = tuple(f"column {number}" for number in range(parts[0].shape[1]))
     sites = {
-        f"site-{at}": Site(f"site-{at}", folder / f"site-{at}", Data(X, columns, at + 1), policy)
+        f"site-{at}": Site(f"site-{at}", folder / f"site-{at}", SiteData(X, columns, at + 1), policy)
         for at, X in enumerate(parts)
     }
     transport = InProcess({name: site.answer for name, site in sites.items()})
@@ -86,8 +86,8 @@ def trial(name: str, seed: int) -> Trial:
     """The run by default, with rare columns set to zero, and without a limit."""
     parts = rows_of(name, seed)
     least = 2 * RANK * (ROUNDS - 1)
-    found = [rare_columns(X, tuple(range(X.shape[1])), least) for X in parts]
-    counts = [supports_of(X) for X in parts]
+    found = [count_rare_columns(X, tuple(range(X.shape[1])), least) for X in parts]
+    counts = [rows_per_column(X) for X in parts]
     pooled, usual = np.vstack(parts), Policy()
     with tempfile.TemporaryDirectory() as scratch:
         try:

@@ -24,7 +24,7 @@ def test_the_formula_of_a_plain_upload_is_that_of_a_message():
         "rows": np.zeros(()),
         "energy": np.zeros(()),
     }
-    sent = Reply("site-01", Nonce("run-1", 7, 0, Kind.WORK), Message(arrays, 200.0), 8).written()
+    sent = Reply("site-01", Nonce("run-1", 7, 0, Kind.WORK), Message(arrays, 200.0), 8).to_bytes()
     assert len(sent) == pytest.approx(federation_flower.up_of(), rel=0.05)
 
 
@@ -32,7 +32,7 @@ def test_the_formula_of_a_request_is_that_of_a_message():
     names = [f"site-{number:02d}" for number in range(10)]
     note = {"participants": names, "counted": [6, 0]}
     asked = Request("site-01", Nonce("run-1", 7, 0, Kind.WORK), Message({"H": np.zeros((RANK, COLUMNS))}), note, 7)
-    assert len(asked.written()) == pytest.approx(federation_flower.down_of(10), rel=0.05)
+    assert len(asked.to_bytes()) == pytest.approx(federation_flower.down_of(10), rel=0.05)
 
 
 def test_slopes():

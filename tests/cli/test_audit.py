@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partsong.core.interfaces import Message
 from partsong.errors import BrokenChain
-from partsong.federation.audit_log import Audit, verified
+from partsong.federation.audit_log import AuditLog, verify_log
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply
 
@@ -33,7 +33,9 @@ def replies():
 def write_log(folder):
     (folder / "state").mkdir(parents=True)
     for reply, again, protection in replies():
-        Audit(folder / "state" / "audit.jsonl").note(reply, reply.written(), again=again, protection=protection)
+        AuditLog(folder / "state" / "audit.jsonl").record(
+            reply, reply.to_bytes(), is_repeat=again, protection=protection
+        )
     return folder / "state" / "audit.jsonl"
 
 
@@ -53,7 +55,7 @@ def verdict(path, content, noted=None):
     """What the command tells of a file with this content."""
     path.write_bytes(content)
     try:
-        return {"is_sound": True, **asdict(verified(path, noted))}
+        return {"is_sound": True, **asdict(verify_log(path, noted))}
     except BrokenChain as error:
         return {"is_sound": False, "first_bad_line": error.line}
 
@@ -131,7 +133,9 @@ def test_a_log_that_has_grown_since_a_hash_was_noted_is_sound(sound, noted):
 
 def test_a_log_that_was_written_anew_is_found_by_a_hash_that_was_noted(sound, tmp_path):
     lines, path = sound
-    Audit(tmp_path / "forged").note(Reply("north", Nonce("x"), Message({})), b"", again=False, protection=NOTHING)
+    AuditLog(tmp_path / "forged").record(
+        Reply("north", Nonce("x"), Message({})), b"", is_repeat=False, protection=NOTHING
+    )
     forged = (tmp_path / "forged").read_bytes()
     assert verdict(path, forged)["is_sound"]
     assert not verdict(path, forged, json.loads(lines[0])["hash"])["is_sound"]
@@ -156,7 +160,7 @@ def test_what_a_lost_ledger_knew_is_stated_by_command(invoke, told, log):
     assert "(directions)" in told(*words, code=1)["error"]
     said = told(*words, "--releases", 3, "--directions", 12)
     assert (said["releases"], said["directions"], said["epsilon"]) == (3, 12, None)
-    assert (ledger.serial, list(ledger.books().runs), ledger.books().directions()) == (3, [], 12)
+    assert (ledger.serial, list(ledger.load().runs), ledger.load().directions()) == (3, [], 12)
     assert "1.5" in invoke(*words, "--releases", 1, "--epsilon", 1.5, "--delta", 1e-6).stdout
     assert told("audit", "opening", "site-north", "--why", " ", "--releases", 1, "--directions", 0, code=1)["type"]
     assert told("audit", "opening", "nowhere", "--why", "it", code=1)["type"] == "FileError"
@@ -219,7 +223,7 @@ def test_what_has_left_is_shown_with_totals(invoke, log):
 def test_refusals_without_a_line_are_shown_as_well(invoke, told, log):
     for _ in range(5):
         reply = Reply("north", Nonce("liver-2", 0, 0, Kind.REDUCE, 1), Refusal("masks"))
-        Audit(log).note(reply, reply.written(), again=False, protection=NOTHING)
+        AuditLog(log).record(reply, reply.to_bytes(), is_repeat=False, protection=NOTHING)
     said = told("audit", "show", "site-north")
     assert len(said["lines"]) == 5 + 2
     assert [line.get("unlisted") for line in said["lines"]][-2:] == [None, {"masks": 1}]
@@ -243,7 +247,7 @@ def test_no_value_is_shown(invoke, told, tmp_path):
     for sign in (1.0, -1.0):
         folder = tmp_path / f"site{sign}"
         reply = Reply("north", Nonce("r", 0, 0, Kind.WORK), Message({"H": sign * np.arange(6.0).reshape(2, 3)}))
-        Audit(folder.with_suffix(".jsonl")).note(reply, b"the same", again=False, protection=NOTHING)
+        AuditLog(folder.with_suffix(".jsonl")).record(reply, b"the same", is_repeat=False, protection=NOTHING)
         rows = invoke("audit", "show", folder.with_suffix(".jsonl")).stdout.splitlines()
         line = told("audit", "show", folder.with_suffix(".jsonl"))["lines"][0]
         outputs.append((rows[1][30:], {key: line[key] for key in line if key not in ("time", "hash")}))

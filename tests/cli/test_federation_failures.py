@@ -78,7 +78,7 @@ class Known:
     def __init__(self):
         self.keys = {}
 
-    def known(self, key, site):
+    def find_node(self, key, site):
         return self.keys.get((key, site))
 
     def register(self, key, site):
@@ -100,7 +100,7 @@ def running(server, monkeypatch):
     def controlling(server):
         yield made
 
-    monkeypatch.setattr(control, "controlling", controlling)
+    monkeypatch.setattr(control, "open_control", controlling)
     return made
 
 
@@ -127,7 +127,7 @@ def test_the_number_of_an_old_key_is_not_that_of_a_new_one(server, running, told
     running.keys["the key before", "north"] = 7
     server.set_node("north", 7)
     told("federation", "admit", card, "--folder", server.path)
-    assert server.node_of("north") == running.known(Card.read(card).node_key, "north") != 7
+    assert server.node_of("north") == running.find_node(Card.read(card).node_key, "north") != 7
 
 
 @pytest.mark.parametrize("drafts", [0, 1])
@@ -162,7 +162,7 @@ def test_a_renewed_certificate_needs_a_new_start_of_the_server(server, invoke, m
     words = ("federation", "init", server.path, "--renew")
     assert "serve again" not in invoke(*words).stderr
     old = (server.path / "server.crt").read_bytes()
-    monkeypatch.setattr(control, "shown_certificate", lambda server: old)
+    monkeypatch.setattr(control, "served_certificate", lambda server: old)
     monkeypatch.setattr("partsong.federation.commands.status._sites", lambda server: {})
     status = ("federation", "status", "--folder", server.path)
     with held(server.path / "server.lock", ""):
@@ -177,9 +177,9 @@ def test_status_comes_to_its_hint_where_the_server_shows_a_certificate_that_has_
     """Renewing once more cannot help then: nodes are not asked for, which would fail with the advice to renew."""
     old = (server.path / "server.crt").read_bytes()
     left = credentials.days_left
-    monkeypatch.setattr(control, "shown_certificate", lambda server: old)
+    monkeypatch.setattr(control, "served_certificate", lambda server: old)
     monkeypatch.setattr(credentials, "days_left", lambda shown: -0.4 if shown == old else left(shown))
-    monkeypatch.setattr(control, "controlling", lambda server: pytest.fail("its certificate is not accepted"))
+    monkeypatch.setattr(control, "open_control", lambda server: pytest.fail("its certificate is not accepted"))
     status = ("federation", "status", "--folder", server.path)
     with held(server.path / "server.lock", ""):
         said = invoke(*status, code=1).stdout
@@ -330,7 +330,7 @@ def test_a_certificate_can_be_for_every_address(address):
 def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
     port = free_port()
     try:
-        sockets = server_process.listening(host, port)
+        sockets = server_process.open_sockets(host, port)
     except FileError:
         if ":" in host and not socket.has_ipv6:
             pytest.skip("no version 6 here")
@@ -339,9 +339,9 @@ def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
         assert host == "localhost" or host in [one.getsockname()[0] for one in sockets]
         for one in sockets:
             one.listen()
-        socket.create_connection((control.HERE, port), 5).close()
+        socket.create_connection((control.LOOPBACK, port), 5).close()
         with pytest.raises(FileError, match=f"port {port}"):
-            server_process.listening(host, port)
+            server_process.open_sockets(host, port)
     finally:
         for one in sockets:
             one.close()
@@ -350,7 +350,7 @@ def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
 def test_a_host_that_is_not_of_this_machine_is_told_with_the_way_out():
     for host in ("203.0.113.7", "no-such-host.invalid", f"{'a' * 70}.invalid"):
         with pytest.raises(FileError, match=rf"{host}.*--host 0\.0\.0\.0"):
-            server_process.listening(host, 18443)
+            server_process.open_sockets(host, 18443)
 
 
 @pytest.mark.parametrize(
@@ -364,10 +364,12 @@ def test_a_host_that_is_not_of_this_machine_is_told_with_the_way_out():
 )
 def test_a_clock_that_is_wrong_is_named_before_the_key(server, seconds, said):
     site = SiteFolder.at(server.path.parent / "site-north")
-    text = site_process.unknown(site, site_process.seconds_ahead(formatdate(time.time() - seconds, usegmt=True)))
+    text = site_process.rejection_message(
+        site, site_process.clock_offset(formatdate(time.time() - seconds, usegmt=True))
+    )
     assert re.search(said, text)
     assert ("card.toml" in text) == (said.endswith("the key"))
-    unsure = site_process.unknown(site, site_process.seconds_ahead(None))
+    unsure = site_process.rejection_message(site, site_process.clock_offset(None))
     assert unsure.index("clock") < unsure.index("card.toml")
 
 
@@ -386,11 +388,11 @@ def test_the_command_that_comes_next_can_be_copied(server, invoke, tmp_path):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_site_says_for_which_folder_it_waits(server, monkeypatch, tmp_path, is_there):
-    monkeypatch.setattr(files.Mailbox, "serve", lambda *arguments: iter(()))
+    monkeypatch.setattr(files.SiteMailbox, "serve", lambda *arguments: iter(()))
     if is_there:
         (tmp_path / "drop" / "north" / "in").mkdir(parents=True)
     said = []
-    files.answer_in(tmp_path / "drop", SiteFolder.at(tmp_path / "site-north"), said.append)
+    files.answer_requests(tmp_path / "drop", SiteFolder.at(tmp_path / "site-north"), said.append)
     assert said == ([] if is_there else [said[0]])
     assert is_there or f"{Path('drop', 'north', 'in')}; {tmp_path / 'drop'} does not exist" in said[0]
 

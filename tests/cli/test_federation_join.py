@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 
 from partsong.cli.main import app
 from partsong.errors import FileError, FormatError, PartsongError
-from partsong.federation.audit_log import Audit
+from partsong.federation.audit_log import AuditLog
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held
@@ -74,7 +74,7 @@ def charge(folder, count):
     state = folder / "state"
     for number in range(count):
         charge_line(SiteLedger(state / "ledger.jsonl"), place=("before", number, 0))
-        depart(Audit(state / "audit.jsonl"), ("before", number, 0))
+        depart(AuditLog(state / "audit.jsonl"), ("before", number, 0))
 
 
 def with_key(folder):
@@ -91,9 +91,9 @@ def content_of(folder):
 
 def asked(here, place, request=None):
     """What a site answers, signed, to a request that releases nothing."""
-    request = (request or Request("north", Nonce("r", kind=Kind.FINISH))).written()
+    request = (request or Request("north", Nonce("r", kind=Kind.FINISH))).to_bytes()
     transport = ServerFolder.at(here / "liver").signed(InProcess({"north": place}))
-    return Reply.read(transport.ask({"north": request}, 1.0)["north"]).answer
+    return Reply.from_bytes(transport.ask({"north": request}, 1.0)["north"]).answer
 
 
 @pytest.mark.parametrize("answer", ["n\n", ""])

@@ -15,7 +15,7 @@ from partsong.errors import SiteLost
 from partsong.federation.commands.server import _run_to_end, line_of
 from partsong.federation.commands.status import _run_told
 from partsong.federation.flower import control as following
-from partsong.federation.flower.control import ServerError, Status
+from partsong.federation.flower.control import FlowerRunStatus, ServerError
 from partsong.federation.locks import holder_of
 from partsong.federation.setup.server_folder import RunPlace, forget_failure
 from partsong.io.write import write_text
@@ -81,7 +81,7 @@ def follow(place, control, monkeypatch, told=None):
     def controlling(server):
         yield control
 
-    monkeypatch.setattr(following, "controlling", controlling)
+    monkeypatch.setattr(following, "open_control", controlling)
     told = [] if told is None else told
     try:
         return following.run_to_end(None, place, told.append), told
@@ -90,17 +90,17 @@ def follow(place, control, monkeypatch, told=None):
 
 
 def test_a_run_that_was_stopped_is_not_started_again(place, monkeypatch):
-    control = Control(Status("running"), Status("finished", "stopped"))
+    control = Control(FlowerRunStatus("running"), FlowerRunStatus("finished", "stopped"))
     with pytest.raises(ServerError, match="was stopped"):
         follow(place, control, monkeypatch)
     assert control.started == [place.name]
 
 
 def test_a_run_that_ends_without_a_word_is_started_again(place, monkeypatch):
-    control, told = Control(Status("finished", "failed", "why")), []
+    control, told = Control(FlowerRunStatus("finished", "failed", "why")), []
     with pytest.raises(ServerError, match=r"without a word \(why\)"):
         follow(place, control, monkeypatch, told)
-    assert len(control.started) == following.INIT_MODES
+    assert len(control.started) == following.MAX_STARTS
     assert told == [{"starting": place.name}], "once, however often it is started"
 
 
@@ -113,7 +113,7 @@ def test_that_a_run_is_started_is_told_before_its_process_is_up(place, monkeypat
             place.result.write_text('{"status": "done"}')
             return super().start(name)
 
-    control = Slow(Status("finished", "completed"))
+    control = Slow(FlowerRunStatus("finished", "completed"))
     follow(place, control, monkeypatch, told)
     assert len(control.started) == len(told) == 1
     assert line_of(told[0]).startswith(f"starting the server's part of run {place.name!r}")
@@ -123,7 +123,7 @@ def test_that_a_run_is_started_is_told_before_its_process_is_up(place, monkeypat
 def test_a_run_that_is_worked_on_is_followed_and_its_process_does_not_outlive_a_stop(place, worker, monkeypatch, kind):
     place.number.write_text("7")
     process = worker(kind)
-    control = Control(Status("running"), Status("running"), Status("finished", "stopped"))
+    control = Control(FlowerRunStatus("running"), FlowerRunStatus("running"), FlowerRunStatus("finished", "stopped"))
     told = []
     with pytest.raises(ServerError, match="was stopped"):
         follow(place, control, monkeypatch, told)
@@ -134,10 +134,10 @@ def test_a_run_that_is_worked_on_is_followed_and_its_process_does_not_outlive_a_
 def test_what_is_left_of_a_run_that_is_over_is_ended_before_it_is_started_again(place, worker, monkeypatch):
     place.number.write_text("7")
     process = worker()
-    control = Control(Status("finished", "failed"))
+    control = Control(FlowerRunStatus("finished", "failed"))
     with pytest.raises(ServerError):
         follow(place, control, monkeypatch)
-    assert len(control.started) == following.INIT_MODES
+    assert len(control.started) == following.MAX_STARTS
     assert process.wait(5) != 0
 
 
@@ -150,9 +150,9 @@ def test_the_result_of_a_run_that_is_done_stays_until_there_is_another(place, mo
 
     place.result.write_text('{"status": "done", "rounds": 3}')
     with pytest.raises(ServerError, match="No server answers"):
-        follow(place, Down(Status("unknown")), monkeypatch)
+        follow(place, Down(FlowerRunStatus("unknown")), monkeypatch)
     with pytest.raises(ServerError, match="without a word"):
-        follow(place, Control(Status("finished", "failed")), monkeypatch)
+        follow(place, Control(FlowerRunStatus("finished", "failed")), monkeypatch)
     assert place.result.read_text() == '{"status": "done", "rounds": 3}'
 
 
@@ -168,7 +168,7 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
 
     place.result.write_text(FAILED)
     with pytest.raises(ServerError, match="No server answers"):
-        follow(place, Down(Status("unknown")), monkeypatch)
+        follow(place, Down(FlowerRunStatus("unknown")), monkeypatch)
     assert _run_told(place)["status"] == "failed"
 
     class Killed(Control):
@@ -177,7 +177,7 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
             return super().start(name)
 
     with pytest.raises(ServerError, match="without a word"):
-        follow(place, Killed(Status("finished", "failed")), monkeypatch)
+        follow(place, Killed(FlowerRunStatus("finished", "failed")), monkeypatch)
     told = _run_told(place)
     assert told["status"] == "broken off"
     assert told["resume"].endswith("--resume")
@@ -192,7 +192,7 @@ def test_a_failure_that_has_come_since_the_start_is_kept(place, monkeypatch):
 
     place.result.write_text(FAILED)
     with pytest.raises(SiteLost, match="north"):
-        follow(place, Failing(Status("finished", "completed")), monkeypatch)
+        follow(place, Failing(FlowerRunStatus("finished", "completed")), monkeypatch)
     assert "north" in place.result.read_text()
 
 
@@ -204,7 +204,7 @@ def test_over_files_too_what_has_failed_goes_once_it_is_worked_on(place, monkeyp
         assert holder_of(place.lock) == os.getpid()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(file_drop, "requests_in", killed)
+    monkeypatch.setattr(file_drop, "request_transport", killed)
     place.result.write_text(FAILED.replace("failed", before))
     with pytest.raises(KeyboardInterrupt):
         _run_to_end(None, place, place.folder / "drop", lambda line: None)
@@ -222,10 +222,10 @@ def test_steps_exchanges_and_whom_a_run_waits_for_are_told_from_its_files(place,
             place.result.write_text('{"status": "done"}')
             return super().start(name)
 
-    _, told = follow(place, Ending(Status("finished", "completed")), monkeypatch)
+    _, told = follow(place, Ending(FlowerRunStatus("finished", "completed")), monkeypatch)
     assert told == [{"starting": place.name}, {"step": 1}, {"round": 1}, {"waiting": ["east"]}]
     place.result.unlink()
-    _, told = follow(place, Ending(Status("finished", "completed")), monkeypatch)
+    _, told = follow(place, Ending(FlowerRunStatus("finished", "completed")), monkeypatch)
     assert told[1:] == [{"step": 1}, {"waiting": ["east"]}], "what was there before is not told again"
 
 
@@ -238,7 +238,7 @@ def test_the_result_and_the_error_of_a_run_are_told(place, monkeypatch):
                 return super().start(name)
 
         place.progress.unlink(missing_ok=True)
-        return follow(place, Ending(Status("finished", "completed")), monkeypatch)
+        return follow(place, Ending(FlowerRunStatus("finished", "completed")), monkeypatch)
 
     result, told = ending({"status": "done", "rounds": 1})
     assert (result, told[1:]) == ({"status": "done", "rounds": 1}, [{"round": 1}])

@@ -31,17 +31,17 @@ from partsong.federation.flower import control
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held, holder_of
 from partsong.federation.server import launch
-from partsong.federation.server.launch import record_in, run_experiment, run_over
+from partsong.federation.server.launch import load_run_state, run_experiment, run_on_transport
 from partsong.federation.server.state import Journal
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Card
 from partsong.federation.setup.server_folder import ServerFolder, require_not_ended
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.site.plan import plan_of
-from partsong.federation.site.results import TOPICS, save_topic_result
+from partsong.federation.site.plan import build_plan
+from partsong.federation.site.results import TOPICS_FILE, save_topic_result
 from partsong.federation.transports import files
 from partsong.federation.transports.base import InProcess
-from partsong.federation.transports.files import requests_in
+from partsong.federation.transports.files import request_transport
 from partsong.federation.wire import Kind, Request
 from partsong.io.model_file import load_model
 from partsong.secure_aggregation import crypto
@@ -69,7 +69,7 @@ def place(told, tmp_path, monkeypatch):
             "secure_aggregation = true\nminimum_parties = 3\nminimum_mask_bound = 1e6\n"
         )
         sites[site] = folder.opened().answer
-    monkeypatch.setattr(files, "requests_in", lambda *places: InProcess(sites))
+    monkeypatch.setattr(files, "request_transport", lambda *places: InProcess(sites))
     return server.run("first")
 
 
@@ -105,7 +105,7 @@ def test_an_experiment_that_was_refused_is_corrected_under_its_name(place, told,
     assert "already" in told(*WORDS, code=1)["error"]
     assert "other settings" in told(*WORDS, "--resume", code=1)["error"]
     experiment.write_text(EXPERIMENT.format("1000000"))
-    monkeypatch.setattr(files, "requests_in", lambda *places: pytest.fail("there is nothing to ask"))
+    monkeypatch.setattr(files, "request_transport", lambda *places: pytest.fail("there is nothing to ask"))
     before = place.result.read_bytes()
     said = invoke(*WORDS, "--resume", "-o", "model.safetensors")
     assert "is done" in said.stdout
@@ -132,11 +132,11 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
         sites[site] = SiteFolder.at(tmp_path / f"site-{site}").opened().answer
 
     def lost(request):
-        if Request.read(request).nonce.kind is not Kind.HELLO:
+        if Request.from_bytes(request).nonce.kind is not Kind.HELLO:
             raise ConnectionError
         return sites["south"](request)
 
-    monkeypatch.setattr(files, "requests_in", lambda *places: InProcess({**sites, "south": lost}))
+    monkeypatch.setattr(files, "request_transport", lambda *places: InProcess({**sites, "south": lost}))
     (tmp_path / "first.toml").write_text('method = "exact"\nrank = 2\nrounds = 1\non_party_error = "skip"\n')
     first = invoke(*WORDS)
     before, again = place.result.read_bytes(), invoke(*WORDS, "--resume")
@@ -149,15 +149,15 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
 
 def test_status_tells_how_a_run_over_files_goes_on_that_was_broken_off(place, told, invoke, tmp_path, monkeypatch):
     (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
-    sites, opened = files.requests_in(None, None, None), []
+    sites, opened = files.request_transport(None, None, None), []
     over = (*WORDS[:-1], "our drop")
     with monkeypatch.context() as broken:
-        broken.setattr(files, "requests_in", lambda *places: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(files, "request_transport", lambda *places: (_ for _ in ()).throw(KeyboardInterrupt))
         invoke(*over, code=130)
     run = told("federation", "status", "--folder", tmp_path / "liver")["runs"]["first"]
     assert run["status"] == "broken off"
     assert f"it goes on with: {run['resume']}" in invoke("federation", "status", "--folder", tmp_path / "liver").stdout
-    monkeypatch.setattr(files, "requests_in", lambda drop, *others: opened.append(drop) or sites)
+    monkeypatch.setattr(files, "request_transport", lambda drop, *others: opened.append(drop) or sites)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert told(*shlex.split(run["resume"])[1:])["status"] == "done"
@@ -171,8 +171,8 @@ def test_runs_that_are_worked_on_may_use_one_folder_for_files(place, tmp_path):
         server.run(name).folder.mkdir()
         server.run(name).experiment.write_text("")
     with held(server.run("second").lock, "busy"), held(server.run("third").lock, "busy"):
-        assert server.over_files(tmp_path / "drop", "third").others() == ["second"]
-    assert server.over_files(tmp_path / "drop", "third").others() == []
+        assert server.over_files(tmp_path / "drop", "third").other_runs() == ["second"]
+    assert server.over_files(tmp_path / "drop", "third").other_runs() == []
 
 
 def test_the_line_of_those_who_are_waited_for():
@@ -188,10 +188,10 @@ def test_what_is_not_given_again_is_as_it_was_before(place, told, tmp_path, monk
     def nobody(*places):
         raise KeyboardInterrupt
 
-    answering = files.requests_in
-    monkeypatch.setattr(files, "requests_in", nobody)
+    answering = files.request_transport
+    monkeypatch.setattr(files, "request_transport", nobody)
     told(*WORDS, "--timeout", "60", "--names", "public.txt", code=130)
-    monkeypatch.setattr(files, "requests_in", answering)
+    monkeypatch.setattr(files, "request_transport", answering)
     assert told(*WORDS, "--resume", "--timeout", "90")["status"] == "done"
     kept = json.loads(place.settings.read_text())
     assert (kept["timeout"], kept["names"]) == (90.0, ["a", "b"])
@@ -235,7 +235,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
     ids=["fnmf", "then-exact", "game", "rank", "huge rank", "epsilon", "tol", "digits", "row_bound", "clip"],
 )
 def test_what_cannot_be_run_is_told_with_its_file_before_any_site_is_asked(admitted, told, text, said, monkeypatch):
-    monkeypatch.setattr(files, "requests_in", lambda *places: pytest.fail("nobody is asked"))
+    monkeypatch.setattr(files, "request_transport", lambda *places: pytest.fail("nobody is asked"))
     head, _, table = text.partition("[")
     (admitted / "first.toml").write_text(f"{head}\nrounds = 3\n{'[' if table else ''}{table}\n")
     failed = told(*WORDS, code=1)
@@ -248,7 +248,7 @@ def test_memory_that_runs_out_in_a_run_is_told_in_words_of_the_experiment(admitt
     def much(*places):
         raise MemoryError
 
-    monkeypatch.setattr(launch, "_finished", much)
+    monkeypatch.setattr(launch, "_run_to_end", much)
     (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
     failed = told(*WORDS, code=1)
     assert "rank = 2" in failed["error"]
@@ -298,7 +298,7 @@ def test_a_number_that_is_damaged_is_as_one_that_was_never_written_down(admitted
         server.set_node(name, 7)
     (server.path / "sites" / "north.node").write_text("x")
     with pytest.raises(ParameterError, match="No node is registered for north"):
-        launch.nodes_of(server)
+        launch.site_nodes(server)
     place = server.run("first")
     place.folder.mkdir()
     place.experiment.write_text(EXPERIMENT.format("1e6"))
@@ -329,7 +329,7 @@ def test_a_run_that_is_just_starting_is_not_called_over_by_stop(admitted, told, 
     def controlling(server):
         yield SimpleNamespace(status=lambda number: Over)
 
-    monkeypatch.setattr(control, "controlling", controlling)
+    monkeypatch.setattr(control, "open_control", controlling)
     place, stop = ServerFolder.at(admitted / "liver").run("first"), ("federation", "stop", "first", "--folder", "liver")
     place.folder.mkdir()
     place.experiment.write_text(EXPERIMENT.format("1e6"))
@@ -419,7 +419,7 @@ def test_a_run_over_files_between_processes_is_that_of_one_process_bit_for_bit(f
         for node in nodes:
             node.kill()
             node.wait()
-    plan = plan_of(Experiment.read(tmp_path / "experiment.toml").told(), 3, None)
+    plan = build_plan(Experiment.read(tmp_path / "experiment.toml").told(), 3, None)
     shards = [Shard(site, as_matrix(np.load(tmp_path / f"{site}.npy"))) for site in SITES]
     *_, last = Sequential().run(plan.program, shards, Schedule(plan.exchanges, 3), reduction=plan.reduction)
     expected = np.asarray(plan.program.components(last.checkpoint.server))
@@ -461,14 +461,14 @@ def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_ma
     place.folder.mkdir()
     place.experiment.write_text(text + "time_budget = 1.0\n")
     place.settings.write_text("{}")
-    ended = run_over(lambda: InProcess(sites), server, place)
+    ended = run_on_transport(lambda: InProcess(sites), server, place)
     (tmp_path / "timed.toml").write_text(text + "time_budget = 60.0\n")
     over = ("--folder", "liver", "--engine", "files", "--exchange-folder", "drop")
     said = told("federation", "run", "timed.toml", *over, "--resume", code=1)
     assert said["type"] == "ParameterError"
     assert f"after {ended['rounds']} of {3 * 9999} arrivals" in said["error"]
     assert place.result.exists()
-    record = record_in(place.state)
+    record = load_run_state(place.state)
     require_not_ended(place, record, record.index)
     place.result.unlink()
     require_not_ended(place, record, 3 * 9999)
@@ -503,7 +503,7 @@ def test_stop_ends_the_process_that_works_on_a_run_over_files_also_where_flower_
     place.experiment.write_text(EXPERIMENT_FILES)
     assert "never started, is over" in told("federation", "stop", "experiment", "--folder", "liver", code=1)["error"]
     place.number.write_text("7")
-    requests_in(federation, server, place)
+    request_transport(federation, server, place)
     process = subprocess.Popen([sys.executable, "-c", HOLDS, place.lock])
     try:
         until = time.monotonic() + 30
@@ -570,12 +570,12 @@ def test_keys_of_the_file_are_told_as_keys_and_not_as_options(told, tmp_path, te
 def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_path):
     H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5]])
     words = ("apple", "bread", "chess", "dance")
-    save_topic_result(tmp_path / TOPICS, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
-    shown = told("topics", "show", TOPICS)
+    save_topic_result(tmp_path / TOPICS_FILE, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
+    shown = told("topics", "show", TOPICS_FILE)
     assert shown["topics"][0]["words"][:2] == ["apple", "bread"]
     assert (shown["settings"]["method"], shown["settings"]["weighting"]) == ("fedlda", "counts")
     (tmp_path / "new.csv").write_text("text\napple bread apple\nDANCE chess\nnothing\n")
-    invoke("topics", "transform", "new.csv", TOPICS, "-o", "W.npy")
+    invoke("topics", "transform", "new.csv", TOPICS_FILE, "-o", "W.npy")
     W = np.load(tmp_path / "W.npy")
     assert W.argmax(axis=1).tolist()[:2] == [0, 1]
     np.testing.assert_allclose(W.sum(axis=1), [1, 1, 0])
@@ -585,12 +585,12 @@ def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_pa
 def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, told, tmp_path):
     H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5], [0.2, 0.4, 0.1, 0.3]])
     words = ("apple", "bread", "chess", "dance")
-    save_topic_result(tmp_path / TOPICS, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
-    assert [topic["share"] for topic in told("topics", "show", TOPICS)["topics"]] == [None] * 3
-    shown = invoke("topics", "show", TOPICS, "--html", "shown.html").stdout
+    save_topic_result(tmp_path / TOPICS_FILE, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
+    assert [topic["share"] for topic in told("topics", "show", TOPICS_FILE)["topics"]] == [None] * 3
+    shown = invoke("topics", "show", TOPICS_FILE, "--html", "shown.html").stdout
     assert "%" not in shown
     assert "apple, bread" in shown
-    model = kind.load(tmp_path / TOPICS)
+    model = kind.load(tmp_path / TOPICS_FILE)
     assert model.topic_shares_ is None
     model.to_html(tmp_path / "loaded.html")
     for name in ("shown.html", "loaded.html"):
@@ -601,7 +601,7 @@ def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, 
         assert "The area of a disc" not in page
         assert len(set(re.findall(r'<circle[^>]* r="([0-9.]+)"', page))) == 1
     model.save(tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / TOPICS).read_bytes()
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / TOPICS_FILE).read_bytes()
     np.testing.assert_allclose(model.transform(["apple bread apple", "nothing"]).sum(axis=1), [1, 0])
 
 
@@ -658,7 +658,7 @@ def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, invo
         assert place.holds_texts
         sites[site] = place.opened().answer
     place = joined.run("first")
-    monkeypatch.setattr(files, "requests_in", lambda *places: InProcess(sites))
+    monkeypatch.setattr(files, "request_transport", lambda *places: InProcess(sites))
     (tmp_path / "first.toml").write_text(EXPERIMENT_TEXTS)
     words = ("federation", "run", "first.toml", "--folder", "notes", "--engine", "files", "--exchange-folder", "drop")
     require_steps_before_exchanges(invoke(*words).stdout, place)

@@ -200,16 +200,16 @@ def test_a_shared_key_can_come_from_standard_input_and_is_checked_before_anythin
 def test_what_is_not_signed_by_the_kit_s_coordinator_is_refused_in_a_site_s_folder(joined, told, tmp_path):
     told("federation", "join", "north.zip", "--roster", joined.path / "roster.toml", "--yes", "--no-start")
     place = SiteFolder.at(tmp_path / "site-north")
-    request = Request("north", Nonce("r", kind=Kind.FINISH)).written()
+    request = Request("north", Nonce("r", kind=Kind.FINISH)).to_bytes()
     only = joined.signed(InProcess({"north": place.answering()}))
-    assert Reply.read(only.ask({"north": request}, 1.0)["north"]).answer == Refusal("not-started")
+    assert Reply.from_bytes(only.ask({"north": request}, 1.0)["north"]).answer == Refusal("not-started")
     assert b"unsigned" in place.answering()(request)
     told("federation", "init", "false", "--name", "liver", "--address", "nmf.example.org:8443")
     false = ServerFolder.at(tmp_path / "false")
     for card in joined.cards().values():
         false.admit(card)
     answered = false.signed(InProcess({"north": place.answering()})).ask({"north": request}, 1.0)["north"]
-    assert Reply.read(answered).answer == Refusal("unsigned")
+    assert Reply.from_bytes(answered).answer == Refusal("unsigned")
 
 
 def test_data_that_cannot_be_used_are_refused_before_a_key_is_made(made, told, tmp_path):

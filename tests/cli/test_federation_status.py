@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from partsong.federation.audit_log import Audit
-from partsong.federation.consistency import require_whole
+from partsong.federation.audit_log import AuditLog
+from partsong.federation.consistency import require_consistent
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.setup.credentials import Kit, SharedKey
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.wire import Denied
+from partsong.federation.wire import RequestRefused
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
 from tests.federation.helpers import charge, depart
@@ -30,7 +30,7 @@ def books(tmp_path):
     server = ServerFolder.made(tmp_path / "liver", "liver", "nmf.example.org:8443")
     kit = Kit.read(server.invite("north", tmp_path / "north"))
     state = SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {}).path / "state"
-    ledger, audit = SiteLedger(state / "ledger.jsonl"), Audit(state / "audit.jsonl")
+    ledger, audit = SiteLedger(state / "ledger.jsonl"), AuditLog(state / "audit.jsonl")
     charge(ledger, place=("first", 0, 0))
     depart(audit, ("first", 0, 0))
     return ledger, audit
@@ -41,8 +41,8 @@ def test_where_a_site_refuses_everything_status_says_why_and_fails(books, told, 
     assert told(*STATUS)["refuses"] is None
     ledger, audit = books
     (ledger if lost == "the ledger" else audit).path.unlink()
-    with pytest.raises(Denied) as caught:
-        require_whole(ledger, audit)
+    with pytest.raises(RequestRefused) as caught:
+        require_consistent(ledger, audit)
     assert told(*STATUS, code=1)["refuses"] == str(caught.value)
     said = invoke(*STATUS, code=1).stdout
     assert "REFUSES EVERY REQUEST" in said
@@ -51,7 +51,7 @@ def test_where_a_site_refuses_everything_status_says_why_and_fails(books, told, 
 
 def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_refuses(books, told, monkeypatch):
     ledger, audit = books
-    read, now = Audit.departures, ("first", 1, 0)
+    read, now = AuditLog.history, ("first", 1, 0)
 
     def after_an_answer(self):
         if ledger.serial == 1:
@@ -59,7 +59,7 @@ def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_r
             depart(audit, now)
         return read(self)
 
-    monkeypatch.setattr(Audit, "departures", after_an_answer)
+    monkeypatch.setattr(AuditLog, "history", after_an_answer)
     assert told(*STATUS)["refuses"] is None
     assert ledger.serial == 2
 

@@ -13,18 +13,18 @@ from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.engines.rounds import sample_participants
-from partsong.federation.audit_log import Audit
+from partsong.federation.audit_log import AuditLog
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy
-from partsong.federation.server.launch import record_in, run_experiment
+from partsong.federation.server.launch import load_run_state, run_experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.signing import public_key
-from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.site.plan import SiteData, build_plan
 from partsong.federation.site.service import Site
 from partsong.federation.texts import SUFFIX, Texts, run_key
-from partsong.federation.transports.base import InProcess, Lost, first_come
+from partsong.federation.transports.base import InProcess, NoReply, first_in_first_out
 from partsong.federation.wire import Kind, Nonce, Request
 from partsong.privacy.exposure import Exposure
 from partsong.privacy.randomness import InsecureSource
@@ -60,7 +60,7 @@ class Federation:
     experiment: Experiment
     names: tuple[str, ...] = NAMES[:3]
     policy: Policy = field(default_factory=Policy)
-    build: object = plan_of
+    build: object = build_plan
     run: str = "run-1"
     sites: dict = field(default_factory=dict)
     unheard: int | None = None
@@ -68,7 +68,7 @@ class Federation:
 
     def site(self, name, **changes):
         policy = replace(self.policy, maximum_exposure=self.exposure)
-        made = Site(name, self.folder / name, Data(rows_of(name), COLUMNS, secret_of(name)), policy)
+        made = Site(name, self.folder / name, SiteData(rows_of(name), COLUMNS, secret_of(name)), policy)
         return replace(made, build=self.build, **changes)
 
     def transport(self):
@@ -87,7 +87,7 @@ class Federation:
     def in_process(self, **changes):
         """The same by the engine that defines the meaning, with the participation that was recorded."""
         plan, record = self.plan(), self.record()
-        schedule = Schedule(plan.exchanges, self.experiment.seed, record.absent(), record.silent(), **changes)
+        schedule = Schedule(plan.exchanges, self.experiment.seed, record.absent(), record.dropouts(), **changes)
         return list(Sequential().run(plan.program, shards_of(self.names), schedule, reduction=plan.reduction))
 
 
@@ -103,7 +103,7 @@ def by_list(names):
 
     def turn(waiting):
         name = next(left, None)
-        return first_come(waiting) if name is None else name if name in waiting else None
+        return first_in_first_out(waiting) if name is None else name if name in waiting else None
 
     return turn
 
@@ -175,7 +175,8 @@ class Haunted(InProcess):
         self.killer.is_awake = was_awake
         unheard = ("north", Kind.WORK, self.federation.unheard)
         return {
-            name: Lost("cut off") if _about(request) == unheard else replies[name] for name, request in requests.items()
+            name: NoReply("cut off") if _about(request) == unheard else replies[name]
+            for name, request in requests.items()
         }
 
     def asked(self, name, request):
@@ -190,13 +191,13 @@ class Haunted(InProcess):
 
 
 def _about(data):
-    request = Request.read(data)
+    request = Request.from_bytes(data)
     return request.party, request.nonce.kind, request.nonce.round
 
 
 def noisy_plan(told, n_parties, roster):
     """The experiment's plan, with noise that can be drawn again: an openly insecure source, for tests alone."""
-    plan = plan_of(told, n_parties, roster)
+    plan = build_plan(told, n_parties, roster)
     return replace(plan, program=replace(plan.program, source=lambda party, count: InsecureSource(1, party, count)))
 
 
@@ -239,7 +240,7 @@ class Counting(Federation):
 
     def site(self, name, **changes):
         made = Federation.site(self, name)
-        return replace(made, data=Data(counts_of(name), TOPIC_WORDS, secret_of(name)), **changes)
+        return replace(made, data=SiteData(counts_of(name), TOPIC_WORDS, secret_of(name)), **changes)
 
     def sequentially(self):
         """The rounds of one process, with the participation that follows from the seed."""
@@ -301,14 +302,14 @@ class TextFederation:
         return InProcess({name: self.sites.get(name, self.site(name)).answer for name in self.names})
 
     def plan(self):
-        return plan_of(self.experiment.told(), len(self.names), self.roster())
+        return build_plan(self.experiment.told(), len(self.names), self.roster())
 
     def rounds(self, transport=None):
         own = (self.experiment, transport or self.transport(), self.folder / "server", self.run)
         return run_experiment(*own, roster=self.roster(), timeout=60.0)
 
     def record(self):
-        return record_in(self.folder / "server")
+        return load_run_state(self.folder / "server")
 
     def log(self, name):
         place = self.folder / name / "site.log"
@@ -333,7 +334,7 @@ class TextFederation:
     def in_process(self):
         """The same by the engine that defines the meaning."""
         plan, record = self.plan(), self.record()
-        schedule = Schedule(plan.exchanges, self.experiment.seed, record.absent(), record.silent())
+        schedule = Schedule(plan.exchanges, self.experiment.seed, record.absent(), record.dropouts())
         return list(Sequential().run(plan.program, self.shards_in_process(), schedule, reduction=plan.reduction))
 
 
@@ -343,11 +344,11 @@ def charge(ledger: SiteLedger, release=None, *, place=("", 0, 0), count=1):
     ledger.chain.append({"attempt": list(place), "digest": "for the test", "count": count, "release": written})
 
 
-def depart(audit: Audit, place, release=None):
+def depart(audit: AuditLog, place, release=None):
     """A message that has left."""
     run, number, attempt = place
     known = {"refusal": None, "again": False, "arrays": [], "bytes": 0, "sha256": None, "clip": None, "epsilon": None}
     noise = None if release is None else release.noise_multiplier
     cost = None if release is None else release.to_json()
-    line = {**Nonce(run, number, attempt, Kind.WORK).told(), **known, "noise_multiplier": noise, "release": cost}
+    line = {**Nonce(run, number, attempt, Kind.WORK).to_dict(), **known, "noise_multiplier": noise, "release": cost}
     audit._append(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from partsong.federation.experiment import Experiment
 from partsong.federation.signing import public_key, signer, verifier
-from partsong.federation.transports.files import Mailbox
+from partsong.federation.transports.files import SiteMailbox
 from tests.federation.helpers import Federation, secret_of
 
 SERVER_SECRET = 12345
@@ -20,7 +20,9 @@ SECONDS = 600.0
 
 
 def mailbox_of(folder, name):
-    return Mailbox(folder / "drop", name, signer(secret_of(name), name), verifier(public_key(SERVER_SECRET, "server")))
+    return SiteMailbox(
+        folder / "drop", name, signer(secret_of(name), name), verifier(public_key(SERVER_SECRET, "server"))
+    )
 
 
 def answer_for(root, name):

@@ -16,10 +16,10 @@ from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.server import remote_arrivals
-from partsong.federation.server.launch import record_in, run_experiment, summary_of
+from partsong.federation.server.launch import load_run_state, run_experiment, summarize_run
 from partsong.federation.server.state import ArrivalsJournal
-from partsong.federation.site.plan import plan_of
-from partsong.federation.transports.base import InProcess, Lost, all_replies
+from partsong.federation.site.plan import build_plan
+from partsong.federation.transports.base import InProcess, NoReply, ask_all
 from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state
 from tests.federation.helpers import Federation, Killed, Killer, by_list, by_seed, model_of, shards_of
 
@@ -93,7 +93,7 @@ def test_the_order_is_the_one_in_which_sites_were_heard(tmp_path):
 
 @pytest.mark.parametrize("order", [("east",) * 3, ("south", "north", "south", "east"), ("north", "east", "north") * 2])
 def test_one_process_repeats_any_order(order):
-    plan, names = plan_of(Experiment("asyn-sd", 2, 3, local_steps=1).told(), 3, None), ("east", "north", "south")
+    plan, names = build_plan(Experiment("asyn-sd", 2, 3, local_steps=1).told(), 3, None), ("east", "north", "south")
     engine = Asynchronous(RecordedOrder(order=order))
     done = list(engine.run(plan.program, shards_of(names), Schedule(len(order)), reduction=plan.reduction))
     assert tuple(one.participants[0] for one in done) == order
@@ -113,7 +113,7 @@ def test_run_experiment_runs_it_and_every_site_has_the_model_in_the_end(tmp_path
         model = load_state(folder / "model", Message)
         assert np.array_equal(model["H"], last.model["H"])
         assert sorted(path.name for path in folder.iterdir()) == ["model", "start", "tally", "work-2-0"]
-    assert model_of(record_in(tmp_path / "server")) == model_of(last)
+    assert model_of(load_run_state(tmp_path / "server")) == model_of(last)
     assert sorted(path.name for path in (tmp_path / "server").iterdir() if "model" not in path.name) == [
         "arrivals",
         "lock",
@@ -130,7 +130,7 @@ class Haunted(InProcess):
 
     __slots__ = ("deaths", "federation", "killer", "victim")
 
-    def _asked(self, name, request):
+    def _ask(self, name, request):
         was_awake = self.killer.is_awake
         try:
             while True:
@@ -219,7 +219,7 @@ def watched(federation, fails=lambda name, turn: False):
     noted = []
 
     def build(told, n_parties, roster):
-        plan = plan_of(told, n_parties, roster)
+        plan = build_plan(told, n_parties, roster)
         return replace(plan, program=Watched(plan.program, noted, fails))
 
     federation.build = build
@@ -231,11 +231,11 @@ class Forgetful(InProcess):
 
     __slots__ = ()
 
-    def _asked(self, name, request):
-        InProcess._asked(self, name, request)
-        if Request.read(request).nonce == Nonce("run-1", 1, 0, Kind.WORK):
+    def _ask(self, name, request):
+        InProcess._ask(self, name, request)
+        if Request.from_bytes(request).nonce == Nonce("run-1", 1, 0, Kind.WORK):
             raise Killed
-        return InProcess._asked(self, name, request)
+        return InProcess._ask(self, name, request)
 
 
 def test_work_that_was_done_but_not_taken_is_sent_again_and_not_done_again(tmp_path):
@@ -262,18 +262,18 @@ class Absent(InProcess):
         object.__setattr__(self, "is_away", is_away)
         object.__setattr__(self, "is_silent", is_silent)
 
-    def arrived(self, timeout):
-        there = tuple(name for name in self.out if not (self.is_silent and self._is_away(name, self.out[name])))
+    def next_reply(self, timeout):
+        there = tuple(name for name in self.pending if not (self.is_silent and self._is_away(name, self.pending[name])))
         if not there:
             time.sleep(min(timeout, 0.02))
             return None
-        return there[0], self._asked(there[0], self.out.pop(there[0]))
+        return there[0], self._ask(there[0], self.pending.pop(there[0]))
 
     def _is_away(self, name, request):
-        return self.is_away(name, Request.read(request))
+        return self.is_away(name, Request.from_bytes(request))
 
-    def _asked(self, name, request):
-        return Lost("cut off") if self._is_away(name, request) else InProcess._asked(self, name, request)
+    def _ask(self, name, request):
+        return NoReply("cut off") if self._is_away(name, request) else InProcess._ask(self, name, request)
 
 
 def away_while(federation, name, first, last):
@@ -342,8 +342,8 @@ def test_a_site_that_was_not_there_in_the_beginning_joins(tmp_path):
         __slots__ = ()
 
         def ask(self, requests, timeout):
-            asked.extend((name, Request.read(request).nonce.kind) for name, request in requests.items())
-            return {name: self._asked(name, request) for name, request in requests.items()}
+            asked.extend((name, Request.from_bytes(request).nonce.kind) for name, request in requests.items())
+            return {name: self._ask(name, request) for name, request in requests.items()}
 
     asked = []
     (tmp_path / "serials.json").write_text('{"north": 0}')  # it was heard in another run
@@ -376,8 +376,8 @@ def spoiling(federation, name, change):
     """Sites, of which one has its replies to work changed."""
 
     def answer(data):
-        reply = Reply.read(federation.site(name).answer(data))
-        return change(reply).written() if reply.nonce.kind is Kind.WORK else reply.written()
+        reply = Reply.from_bytes(federation.site(name).answer(data))
+        return change(reply).to_bytes() if reply.nonce.kind is Kind.WORK else reply.to_bytes()
 
     return InProcess({**sites_of(federation), name: answer})
 
@@ -401,10 +401,10 @@ class Hasty(InProcess):
 
     __slots__ = ()
 
-    def arrived(self, timeout):
-        if "north" not in self.out:
-            return InProcess.arrived(self, timeout)
-        return "north", self._asked("north", self.out.pop("north"))
+    def next_reply(self, timeout):
+        if "north" not in self.pending:
+            return InProcess.next_reply(self, timeout)
+        return "north", self._ask("north", self.pending.pop("north"))
 
 
 def not_a_number(reply):
@@ -422,7 +422,7 @@ def test_work_that_cannot_be_used_uses_up_nothing_of_a_run_and_is_on_record(tmp_
     rounds = list(arrivals_of(federation, transport, pause=0.1))
     record = record_of(federation)
     assert sum(bool(done.participants) for done in rounds) == 12
-    told = summary_of(record)
+    told = summarize_run(record)
     assert told["faults"] == {"north": len(record.faults)}
     assert told["rounds"] == len(rounds) == 12 + len(record.faults)
     if lies_in == range(99):
@@ -525,29 +525,29 @@ class Leaving(InProcess):
     __slots__ = ("began",)
 
     def ask(self, requests, timeout):
-        kinds = {Request.read(request).nonce.kind for request in requests.values()}
-        return (
-            all_replies(self, requests, timeout) if kinds == {Kind.FINISH} else InProcess.ask(self, requests, timeout)
-        )
+        kinds = {Request.from_bytes(request).nonce.kind for request in requests.values()}
+        return ask_all(self, requests, timeout) if kinds == {Kind.FINISH} else InProcess.ask(self, requests, timeout)
 
     def push(self, requests, timeout):
         InProcess.push(self, requests, timeout)
         object.__setattr__(self, "began", time.monotonic())
 
-    def arrived(self, timeout):
-        if all(Request.read(request).nonce.kind is not Kind.FINISH for request in self.out.values()):
-            name = next(iter(self.out))
-            lost = name == "north" and Request.read(self.out[name]).nonce.round > 0
-            return (self.out.pop(name) and (name, Lost("cut off"))) if lost else InProcess.arrived(self, timeout)
+    def next_reply(self, timeout):
+        if all(Request.from_bytes(request).nonce.kind is not Kind.FINISH for request in self.pending.values()):
+            name = next(iter(self.pending))
+            lost = name == "north" and Request.from_bytes(self.pending[name]).nonce.round > 0
+            return (
+                (self.pending.pop(name) and (name, NoReply("cut off"))) if lost else InProcess.next_reply(self, timeout)
+            )
         dues = {"east": 0.0, "south": 0.3, "north": 60.0}
-        name = min(self.out, key=dues.get)
+        name = min(self.pending, key=dues.get)
         wait = self.began + dues[name] - time.monotonic()
         time.sleep(max(0.0, min(wait, timeout)))
-        return None if wait > timeout else (name, self._asked(name, self.out.pop(name)))
+        return None if wait > timeout else (name, self._ask(name, self.pending.pop(name)))
 
 
 def test_who_is_at_work_when_a_run_ends_hears_it_and_who_is_gone_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_arrivals, "PARTING", 0.1)
+    monkeypatch.setattr(remote_arrivals, "FINISH_TIMEOUT", 0.1)
     federation = federation_of(tmp_path, on_party_error="skip", rounds=2)
     rounds = list(arrivals_of(federation, Leaving(sites_of(federation)), timeout=30.0))
     assert "cut off" in rounds[-1].refused["north"]

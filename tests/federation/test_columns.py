@@ -17,8 +17,8 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import SharedKey
 from partsong.federation.signing import public_key
-from partsong.federation.site.plan import Data
-from partsong.federation.wire import Denied, Reply
+from partsong.federation.site.plan import SiteData
+from partsong.federation.wire import Reply, RequestRefused
 from tests.federation.helpers import COLUMNS, Federation, rows_of, secret_of
 from tests.federation.test_site import Recorded, recorded
 
@@ -35,12 +35,12 @@ def test_names_that_look_the_same_are_the_same(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 1))
     for name in federation.names:
         own = APART if name == "south" else MARKED
-        federation.sites[name] = federation.site(name, data=Data(rows_of(name), own, secret_of(name)))
+        federation.sites[name] = federation.site(name, data=SiteData(rows_of(name), own, secret_of(name)))
     assert len(list(federation.rounds())) == 1
 
 
 def test_two_columns_whose_names_differ_in_how_they_are_written_are_refused_by_their_places():
-    with pytest.raises(Denied, match="Columns 1 and 3") as caught:
+    with pytest.raises(RequestRefused, match="Columns 1 and 3") as caught:
         hashed((MARKED[0], "b", APART[0]), "run-1")
     assert "Gr" not in str(caught.value)
     with pytest.raises(ParameterError, match="Lines 1 and 3"):
@@ -49,7 +49,7 @@ def test_two_columns_whose_names_differ_in_how_they_are_written_are_refused_by_t
 
 def test_such_columns_are_told_as_a_matter_of_the_site_s_data_and_not_of_the_experiment(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 1))
-    own = Data(rows_of("north"), (MARKED[0], APART[0], *COLUMNS[2:]), secret_of("north"))
+    own = SiteData(rows_of("north"), (MARKED[0], APART[0], *COLUMNS[2:]), secret_of("north"))
     federation.sites["north"] = federation.site("north", data=own)
     with pytest.raises(SiteRefused, match=r"'north' refuses .*'data'"):
         list(federation.rounds())
@@ -71,7 +71,7 @@ def test_a_site_that_lacks_columns_reads_their_names_in_its_log_unless_nobody_te
         for name in federation.names:
             own = {"roster": roster_of(federation.names), "key": key, "policy": Policy(tell_names=name in tellers)}
             federation.sites[name] = federation.site(name, **own)
-        less = Data(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
+        less = SiteData(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
         federation.sites["north"] = replace(federation.sites["north"], data=less)
         transport = Recorded(federation.transport().sites)
         with pytest.raises(FeatureError, match="north: 0 extra, 2 missing"):
@@ -85,7 +85,7 @@ def test_a_site_that_lacks_columns_reads_their_names_in_its_log_unless_nobody_te
 def test_a_site_that_is_left_out_for_a_column_is_told_its_name_once(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 3, on_party_error="skip"))
     federation.sites = {name: federation.site(name, roster=roster_of(federation.names)) for name in federation.names}
-    less = Data(rows_of("north")[:, :11], COLUMNS[:11], secret_of("north"))
+    less = SiteData(rows_of("north")[:, :11], COLUMNS[:11], secret_of("north"))
     federation.sites["north"] = replace(federation.sites["north"], data=less)
     assert len(list(federation.rounds())) == 3
     log = (tmp_path / "north" / "site.log").read_text()
@@ -152,7 +152,7 @@ def test_a_server_calls_columns_by_hashes_unless_their_names_are_public():
 def test_a_server_with_the_right_list_of_names_can_test_them_only_without_a_key(tmp_path):
     for key, is_known in ((None, True), (KEY, False)):
         federation = with_keys(tmp_path / str(is_known), east=key, north=key, south=key)
-        hellos = [Reply.read(reply) for _, request, reply in recorded(federation)][:3]
+        hellos = [Reply.from_bytes(reply) for _, request, reply in recorded(federation)][:3]
         tested = {row.tobytes() for row in hashed(COLUMNS, federation.run)}
         for reply in hellos:
             assert ({row.tobytes() for row in reply.answer["columns"]} == tested) is is_known

@@ -15,8 +15,8 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.signing import public_key
-from partsong.federation.site.plan import Data
-from partsong.federation.site.state import Started
+from partsong.federation.site.plan import SiteData
+from partsong.federation.site.state import StartState
 from partsong.federation.texts import SUFFIX
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request, load_state, save_state
@@ -83,7 +83,7 @@ class Wavering:
     wrong: list = field(default_factory=list)
 
     def __call__(self, data):
-        nonce, site = Request.read(data).nonce, self.federation.site("north")
+        nonce, site = Request.from_bytes(data).nonce, self.federation.site("north")
         is_agreement = nonce.run.endswith(SUFFIX)
         if nonce.kind is Kind.FINISH:
             self.forbid(data, {} if is_agreement else dict.fromkeys(self.forbidding))
@@ -104,9 +104,9 @@ class Wavering:
 
     def forbid(self, data, but):
         """Ask under each policy; the code is what the policy is named by, but for some."""
-        for code, policy in self.forbidding_in(Request.read(data).nonce.run).items():
+        for code, policy in self.forbidding_in(Request.from_bytes(data).nonce.run).items():
             found = code_of(replace(self.federation.site("north"), policy=policy).answer(data))
-            self.note(found == but.get(code, code), Request.read(data).nonce, f"{found} instead of {code}")
+            self.note(found == but.get(code, code), Request.from_bytes(data).nonce, f"{found} instead of {code}")
 
     def forbidding_in(self, run):
         """In the open no bound is too small."""
@@ -199,7 +199,7 @@ def test_a_run_over_texts_is_asked_about_in_all_its_phases(tmp_path):
 
 
 def spent_after(site, delta):
-    return SiteLedger(site.ledger.path).books().spent.epsilon(delta)
+    return SiteLedger(site.ledger.path).load().privacy_ledger.epsilon(delta)
 
 
 def test_what_was_charged_for_an_attempt_is_not_counted_twice(tmp_path):
@@ -207,7 +207,7 @@ def test_what_was_charged_for_an_attempt_is_not_counted_twice(tmp_path):
     federation, heard, found = private_masked(tmp_path), [], []
 
     def exactly(data):
-        request, site = Request.read(data), federation.site("north")
+        request, site = Request.from_bytes(data), federation.site("north")
         if request.nonce.kind is Kind.REDUCE:
             spent = spent_after(site, OWN.delta)
             site = replace(site, policy=Policy(privacy=replace(OWN, epsilon=spent)))
@@ -238,9 +238,9 @@ def test_work_that_was_charged_and_cut_off_is_not_done_after_the_budget_was_cut(
         raise Stopped
 
     with monkeypatch.context() as patched:
-        patched.setattr("partsong.federation.site.rounds.Workplace._worked", stopped)
+        patched.setattr("partsong.federation.site.rounds.RoundHandler._work", stopped)
         with pytest.raises(Stopped):
-            site.answer(work.written())
+            site.answer(work.to_bytes())
     assert site.ledger.serial == 1
     less = replace(site, policy=NOISY["budget"])
     assert said(less, work) == said(less, start) == "budget"
@@ -255,13 +255,13 @@ def test_who_withdraws_in_the_middle_of_a_sum_is_in_it_as_one_who_falls_silent(t
     federation = Federation(tmp_path, experiment, NAMES)
 
     def withdrawing(data):
-        nonce, site = Request.read(data).nonce, federation.site("north")
+        nonce, site = Request.from_bytes(data).nonce, federation.site("north")
         is_now = nonce.kind is Kind.REDUCE and (nonce.round, nonce.phase) == (0, phase)
         return (replace(site, policy=OF_EVERY_RUN["recipe"]) if is_now else site).answer(data)
 
     rounds = list(federation.rounds(InProcess({**federation.transport().sites, "north": withdrawing})))
     assert ("north" in rounds[0].participants) == (phase == 3)
-    assert federation.record().silent() == {0: {"north": phase}}
+    assert federation.record().dropouts() == {0: {"north": phase}}
     assert_same(federation, rounds)
 
 
@@ -271,7 +271,7 @@ def test_no_masked_upload_leaves_for_a_sum_that_has_too_few_parties_already(tmp_
     strict = federation.site("north", policy=Policy(minimum_parties=4))
 
     def silent(data):
-        if Request.read(data).nonce.kind is Kind.REDUCE:
+        if Request.from_bytes(data).nonce.kind is Kind.REDUCE:
             raise ConnectionError
         return sites["west"](data)
 
@@ -287,12 +287,12 @@ def test_no_shares_leave_for_a_set_up_that_has_too_few_parties_already(tmp_path)
     federation.sites = {"north": federation.site("north", policy=Policy(minimum_parties=4))}
 
     def without_west(name, data):
-        request = Request.read(data)
+        request = Request.from_bytes(data)
         if (request.nonce.kind, request.nonce.phase) != (Kind.REDUCE, 1):
             return data
         heard = {one: body for one, body in request.body.arrays.items() if one != "west"}
         assert len(heard) == 3
-        return replace(request, body=Message(heard)).written()
+        return replace(request, body=Message(heard)).to_bytes()
 
     with pytest.raises(PartsongError, match=r"'north' refuses.*'parties'"):
         recorded(federation, change=without_west)
@@ -315,7 +315,7 @@ def test_a_budget_that_covers_one_run_and_no_more_lets_it_be_begun_and_resumed(t
 def test_no_answer_leaves_again_after_the_roster_or_the_rows_were_changed(tmp_path):
     federation = masked(tmp_path)
     asked, site = recorded(federation, 1), federation.site("east")
-    fewer = Data(rows_of("east")[1:], COLUMNS, secret_of("east"))
+    fewer = SiteData(rows_of("east")[1:], COLUMNS, secret_of("east"))
     without_south = {name: key for name, key in ROSTER.items() if name != "south"}
     others = {"roster": replace(site, roster=without_south), "layout": replace(site, data=fewer)}
     for request in (request_of(asked, Kind.WORK), request_of(asked, Kind.REDUCE, 0, 3), request_of(asked, Kind.START)):
@@ -329,7 +329,7 @@ def test_names_of_columns_are_not_told_in_a_run_that_is_not_allowed_any_more(tmp
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
     asked, site = recorded(federation, 1), federation.sites["east"]
     letter = Correspondent("north", "run-1", secret_of("north"), roster).asks()
-    columns = Reply.read(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
+    columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
     nonce, body = Nonce("run-1", kind=Kind.NAMES, phase=TELL), Message({**letter.arrays, "columns": columns})
     request = Request("east", nonce, body, {"for": "north"})
     for code in (*OF_EVERY_RUN, "privacy-needed"):
@@ -393,7 +393,7 @@ def changing(federation, later, where=NAMES[:3]):
 
     def answer_of(name):
         def answer(data):
-            nonce = Request.read(data).nonce
+            nonce = Request.from_bytes(data).nonce
             reply = federation.site(name, roster=later if name in begun else ROSTER_OF_THREE).answer(data)
             if nonce.kind is Kind.START and name in where:
                 begun.add(name)
@@ -429,7 +429,7 @@ def test_another_key_ends_a_run_over_texts_in_its_agreement_and_after_it(tmp_pat
     federation, found = TextFederation(tmp_path), []
 
     def north(data):
-        nonce = Request.read(data).nonce
+        nonce = Request.from_bytes(data).nonce
         is_first = nonce.kind in (Kind.HELLO, Kind.START) and nonce.run.endswith(SUFFIX)
         is_end = nonce.kind is Kind.FINISH and not nonce.run.endswith(SUFFIX)
         if not is_first and not is_end:
@@ -450,7 +450,7 @@ def test_nothing_leaves_without_a_party_or_with_another_key_of_it(tmp_path, make
         return {why: code_of(federation.site("north", roster=roster).answer(data)) for why, roster in WRONG.items()}
 
     def north(data):
-        nonce, site = Request.read(data).nonce, federation.site("north", roster=ROSTER_OF_THREE)
+        nonce, site = Request.from_bytes(data).nonce, federation.site("north", roster=ROSTER_OF_THREE)
         if nonce.kind in (Kind.WORK, Kind.REDUCE):
             found.append(asked_of(data))
         reply = site.answer(data)
@@ -484,7 +484,7 @@ def test_a_run_that_an_older_version_has_begun_is_known_by_names(tmp_path):
     asked = recorded(federation, 1)
     work, start = request_of(asked, Kind.WORK), tmp_path / "east" / "runs" / "run-1" / "start"
     assert said(federation.site("east", roster=REKEYED), work) == "roster"
-    started = load_state(start, Started)
+    started = load_state(start, StartState)
     assert started.keys == {name: key.hex() for name, key in ROSTER_OF_THREE.items()}
     save_state(start, replace(started, keys={}))
     assert said(federation.site("east", roster=WRONG["gone"]), work) == "roster"
@@ -497,7 +497,7 @@ def test_names_are_told_to_parties_of_the_run_under_the_keys_it_began_with(tmp_p
     federation = in_the_open(tmp_path)
     federation.sites = {name: federation.site(name, roster=ROSTER_OF_THREE) for name in federation.names}
     asked = recorded(federation, 1)
-    columns = Reply.read(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
+    columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
 
     def told(to, roster):
         letter = Correspondent(to, "run-1", secret_of(to), GROWN).asks()

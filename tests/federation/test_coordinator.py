@@ -28,11 +28,11 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.locks import locked
 from partsong.federation.policy import Policy
 from partsong.federation.server import progress
-from partsong.federation.server.launch import has_begun, run_experiment
-from partsong.federation.server.progress import Lines, Telling, append_line
+from partsong.federation.server.launch import has_started, run_experiment
+from partsong.federation.server.progress import JsonLines, ReportingTransport, append_line
 from partsong.federation.server.state import ReleaseCounters
-from partsong.federation.site.state import Worked
-from partsong.federation.transports.base import InProcess, Lost, all_replies
+from partsong.federation.site.state import WorkState
+from partsong.federation.transports.base import InProcess, NoReply, ask_all
 from partsong.federation.wire import Kind, Reply, Request, load_state
 from partsong.secure_aggregation.protocol import roster_of
 from tests.federation.helpers import NAMES, Federation, Killed, assert_same, model_of, shards_of
@@ -60,8 +60,8 @@ class Unreliable(InProcess):
     __slots__ = ("is_lost",)
 
     def ask(self, requests, timeout):
-        kept = {name: data for name, data in requests.items() if not self.is_lost(name, Request.read(data))}
-        return {**InProcess.ask(self, kept, timeout), **{n: Lost("cut off") for n in requests if n not in kept}}
+        kept = {name: data for name, data in requests.items() if not self.is_lost(name, Request.from_bytes(data))}
+        return {**InProcess.ask(self, kept, timeout), **{n: NoReply("cut off") for n in requests if n not in kept}}
 
 
 class Deaf(Unreliable):
@@ -71,8 +71,8 @@ class Deaf(Unreliable):
 
     def ask(self, requests, timeout):
         replies = InProcess.ask(self, requests, timeout)
-        lost = {name for name, data in requests.items() if self.is_lost(name, Request.read(data))}
-        return {name: Lost("cut off") if name in lost else reply for name, reply in replies.items()}
+        lost = {name for name, data in requests.items() if self.is_lost(name, Request.from_bytes(data))}
+        return {name: NoReply("cut off") if name in lost else reply for name, reply in replies.items()}
 
 
 @pytest.mark.parametrize(("method", "masked"), METHODS)
@@ -100,7 +100,7 @@ def test_every_site_has_the_model_in_the_end_and_no_reply_any_more(tmp_path):
 def test_the_server_s_checkpoint_has_no_state_of_a_party(tmp_path):
     federation = Federation(tmp_path, Experiment("fedavg", 3, 1))
     list(federation.rounds())
-    weights = load_state(tmp_path / "east" / "runs" / "run-1" / "work-0-0", Worked)
+    weights = load_state(tmp_path / "east" / "runs" / "run-1" / "work-0-0", WorkState)
     stored = b"".join(path.read_bytes() for path in (tmp_path / "server").iterdir())
     assert np.ascontiguousarray(weights.state.W)[:2].tobytes() not in stored
 
@@ -133,7 +133,7 @@ def test_a_site_that_falls_silent_in_a_masked_sum_is_silent_in_process_too(tmp_p
         return name == "west" and request.nonce.round == index and request.nonce.phase >= phase
 
     rounds = list(federation.rounds(transport(federation.transport().sites, is_lost)))
-    assert federation.record().silent() == {index: {"west": phase}}
+    assert federation.record().dropouts() == {index: {"west": phase}}
     assert ("west" in rounds[index].participants) == ("west" not in rounds[index].refused) == (phase == 3)
     assert_same(federation, rounds)
 
@@ -154,7 +154,7 @@ def test_a_site_that_is_lost_in_a_batch_drops_out_of_the_sum_and_goes_on_from_it
     if transport is Unreliable:
         assert record.absent() == dict.fromkeys(lost, frozenset({"north"}))
     else:
-        assert record.silent() == {index: {"north": 0} for index in lost}
+        assert record.dropouts() == {index: {"north": 0} for index in lost}
     for name in federation.names:
         attempts = [line["attempt"] for line in federation.site(name).ledger.chain.lines()]
         missed = lost if name == "north" and transport is Unreliable else ()
@@ -174,11 +174,11 @@ class Lossy(InProcess):
         return {name: self.asked(name, data, timeout) for name, data in requests.items()}
 
     def asked(self, name, data, timeout):
-        is_in_sum = Request.read(data).nonce.kind in (Kind.WORK, Kind.REDUCE)
+        is_in_sum = Request.from_bytes(data).nonce.kind in (Kind.WORK, Kind.REDUCE)
         if is_in_sum and self.draw.random() < 0.05:
-            return Lost("cut off before")
+            return NoReply("cut off before")
         reply = InProcess.ask(self, {name: data}, timeout)[name]
-        return Lost("cut off after") if is_in_sum and self.draw.random() < 0.05 else reply
+        return NoReply("cut off after") if is_in_sum and self.draw.random() < 0.05 else reply
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_who_was_heard_in_a_phase_stays_decided_when_the_server_is_killed(tmp_pa
     with pytest.raises(Killed):
         list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
     rounds = list(federation.rounds())
-    assert federation.record().silent() == {0: {"west": 1}}
+    assert federation.record().dropouts() == {0: {"west": 1}}
     assert "cut off" in rounds[0].refused["west"], "the reason is on the disk with the answers of the others"
     assert_same(federation, rounds)
 
@@ -294,12 +294,12 @@ def test_a_site_that_spoils_a_sum_can_be_left_out_by_plan(tmp_path, index, phase
     federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True), NAMES)
 
     def spoiled(data):
-        reply = Reply.read(federation.site("north").answer(data))
+        reply = Reply.from_bytes(federation.site("north").answer(data))
         is_in_sum = reply.nonce.kind in (Kind.WORK, Kind.REDUCE)
         if is_in_sum and (reply.nonce.round, reply.nonce.phase) == (index, phase):
             body = reply.answer.arrays
             reply = replace(reply, answer=Message({**body, "signature": body["signature"][::-1]}, 0.0))
-        return reply.written()
+        return reply.to_bytes()
 
     transport = InProcess({**federation.transport().sites, "north": spoiled})
     with pytest.raises(PartyError, match=r"'north'.*signature"):
@@ -365,13 +365,13 @@ def test_a_site_that_was_restored_from_an_older_copy_is_noticed_in_another_run(t
 
 def test_serials_of_a_federation_only_grow_and_what_is_no_such_file_is_refused(tmp_path):
     serials = ReleaseCounters(tmp_path / "serials.json")
-    serials.keep({"east": 3, "north": 1})
-    serials.keep({"east": 2, "south": 5})
-    assert serials.known(("east", "south", "west")) == {"east": 3, "south": 5}
+    serials.update({"east": 3, "north": 1})
+    serials.update({"east": 2, "south": 5})
+    assert serials.load(("east", "south", "west")) == {"east": 3, "south": 5}
     for text in ("", "[]", '{"east": "3"}', '{"east": -1}'):
         serials.path.write_text(text)
         with pytest.raises(FileError, match="from a copy"):
-            serials.known(("east",))
+            serials.load(("east",))
 
 
 class Lying(InProcess):
@@ -385,8 +385,8 @@ class Lying(InProcess):
 
     def ask(self, requests, timeout):
         replies = InProcess.ask(self, requests, timeout)
-        if "south" in requests and Request.read(requests["south"]).nonce.kind is Kind.HELLO:
-            replies["south"] = replace(Reply.read(replies["south"]), answer=Message(self.offer)).written()
+        if "south" in requests and Request.from_bytes(requests["south"]).nonce.kind is Kind.HELLO:
+            replies["south"] = replace(Reply.from_bytes(replies["south"]), answer=Message(self.offer)).to_bytes()
         return replies
 
 
@@ -474,8 +474,8 @@ class Unheard(InProcess):
 
     def ask(self, requests, timeout):
         replies = InProcess.ask(self, requests, timeout)
-        is_start = {name: Request.read(request).nonce.kind is Kind.START for name, request in requests.items()}
-        return {name: Lost("cut off") if name == "west" and is_start[name] else replies[name] for name in replies}
+        is_start = {name: Request.from_bytes(request).nonce.kind is Kind.START for name, request in requests.items()}
+        return {name: NoReply("cut off") if name == "west" and is_start[name] else replies[name] for name in replies}
 
 
 def masked_with(bound):
@@ -504,19 +504,21 @@ def changing_its_mind(site, policy):
     """A site whose policy becomes another one between hello and start."""
 
     def answer(data):
-        return (replace(site, policy=policy) if Request.read(data).nonce.kind is Kind.START else site).answer(data)
+        return (replace(site, policy=policy) if Request.from_bytes(data).nonce.kind is Kind.START else site).answer(
+            data
+        )
 
     return answer
 
 
 def test_who_has_begun_is_kept_when_another_site_refuses_its_start(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 2, 2))
-    assert not has_begun(tmp_path / "server")
+    assert not has_started(tmp_path / "server")
     south = changing_its_mind(federation.site("south"), Policy(maximum_runs=0))
     with pytest.raises(SiteRefused, match="'runs'"):
         list(federation.rounds(InProcess({**federation.transport().sites, "south": south})))
     assert federation.record().started == {"east", "north"}
-    assert has_begun(tmp_path / "server")
+    assert has_started(tmp_path / "server")
 
 
 @pytest.mark.parametrize("stage", ["hello", "start"])
@@ -534,7 +536,7 @@ def test_after_a_refusal_by_policy_nobody_is_sent_to_resume(tmp_path, stage):
     assert "change the experiment, or ask the steward" in told
     assert "Once that allows the run, resume it as it is" in told
     assert "once the site is back" not in told
-    assert not has_begun(tmp_path / "server"), "no site has answered a start"
+    assert not has_started(tmp_path / "server"), "no site has answered a start"
     assert len(list(federation.rounds())) == 2, "it is allowed now"
 
 
@@ -548,12 +550,12 @@ class Slow:
         return NAMES
 
     def ask(self, requests, timeout):
-        return all_replies(self, requests, timeout)
+        return ask_all(self, requests, timeout)
 
     def push(self, requests, timeout):
         self.out |= {name: self.clock() + self.after.get(name, 1e9) for name in requests}
 
-    def arrived(self, timeout):
+    def next_reply(self, timeout):
         if not self.out:
             return None
         name = min(self.out, key=self.out.get)
@@ -563,8 +565,8 @@ class Slow:
         self.clock.now = max(self.clock.now, self.out.pop(name))
         return name, name.encode()
 
-    def recall(self):
-        left = dict.fromkeys(self.out, Lost("away"))
+    def cancel(self):
+        left = dict.fromkeys(self.out, NoReply("away"))
         self.out.clear()
         return left
 
@@ -586,29 +588,29 @@ def clock(monkeypatch):
 
 def test_who_has_not_answered_is_told_now_and_then(clock):
     told = []
-    transport = Telling(Slow(clock, {"east": 1.0, "south": 12.0}), lambda line: told.append((clock(), line)))
+    transport = ReportingTransport(Slow(clock, {"east": 1.0, "south": 12.0}), lambda line: told.append((clock(), line)))
     replies = transport.ask(dict.fromkeys(NAMES, b"?"), 600.0)
-    assert replies == {"east": b"east", "south": b"south", "north": Lost("away"), "west": Lost("away")}
+    assert replies == {"east": b"east", "south": b"south", "north": NoReply("away"), "west": NoReply("away")}
     assert clock() == 700.0
     assert told[0] == (100.0, {"waiting": [*NAMES], "answered": 0, "of": 4}), "a run that has begun says so"
     assert told[1] == (105.0, {"waiting": ["north", "south", "west"], "answered": 1, "of": 4})
     assert told[2] == (115.0, {"waiting": ["north", "west"], "answered": 2, "of": 4})
     pauses = [later - before for (before, _), (later, _) in pairwise(told)]
-    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [progress.SELDOM] * 3
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0] + [progress.MAX_PAUSE] * 3
 
 
 def test_who_answers_at_once_is_not_told_of_and_arrivals_have_no_number(clock):
     told = []
-    transport = Telling(Slow(clock, {"east": 1.0}), told.append)
+    transport = ReportingTransport(Slow(clock, {"east": 1.0}), told.append)
     assert transport.ask({"east": b"?"}, 600.0) == {"east": b"east"}
     told.clear()
     assert transport.ask({"east": b"?"}, 600.0) == {"east": b"east"}
     assert told == []
     transport.push({"north": b"?"}, 600.0)
-    assert transport.arrived(6.0) is None
+    assert transport.next_reply(6.0) is None
     assert told == [{"waiting": ["north"]}]
-    assert transport.recall() == {"north": Lost("away")}
-    assert transport.arrived(6.0) is None
+    assert transport.cancel() == {"north": NoReply("away")}
+    assert transport.next_reply(6.0) is None
     assert len(told) == 1
 
 
@@ -617,4 +619,4 @@ def test_a_part_of_a_line_does_not_spoil_the_next(tmp_path):
     for part in ('{"wai', '{"waiting": ["east"]}\n{"wai'):
         path.write_text(part)
         append_line(path, {"waiting": ["west"]})
-        assert list(Lines(path).new())[-1] == {"waiting": ["west"]}
+        assert list(JsonLines(path).read_new())[-1] == {"waiting": ["west"]}

@@ -313,7 +313,7 @@ def test_a_site_sends_no_more_sketches_than_leave_its_rows_open(tmp_path):
     with pytest.raises(SiteRefused, match="round 4"):
         next(rounds)
     for name in federation.names:
-        assert {index for index, _ in federation.site(name).audit.released("run-1").works} == {0, 1, 2, 3}
+        assert {index for index, _ in federation.site(name).audit.run_releases("run-1").attempts} == {0, 1, 2, 3}
 
 
 def test_a_site_bounds_the_sums_of_rounds_that_have_several(tmp_path):

@@ -17,9 +17,9 @@ from partsong.federation.chain import Chain
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import OpeningBalance, SiteLedger
 from partsong.federation.policy import Policy, PrivacyBudget
-from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.site.plan import SiteData, build_plan
 from partsong.federation.site.state import RunFolder
-from partsong.federation.wire import Denied, Kind, Request
+from partsong.federation.wire import Kind, Request, RequestRefused
 from partsong.io.model_file import load_model
 from partsong.privacy.exposure import Exposure, column_supports
 from tests.federation.helpers import NAMES, WORDS, Federation, TextFederation, charge, secret_of
@@ -40,7 +40,7 @@ class Tables(Federation):
     exposure: Exposure = Exposure.MEMBERSHIP
 
     def site(self, name, **changes):
-        data = Data(self.tables[name], self.columns.get(name, COLUMNS), secret_of(name))
+        data = SiteData(self.tables[name], self.columns.get(name, COLUMNS), secret_of(name))
         return Federation.site(self, name, data=data, **changes)
 
 
@@ -66,7 +66,7 @@ def log_of(federation, name="east"):
 
 
 def directions(federation, name="east"):
-    return federation.site(name).ledger.books().directions()
+    return federation.site(name).ledger.load().directions()
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -174,21 +174,21 @@ def test_a_model_is_refused_by_its_numbers_where_the_seed_says_nothing(tmp_path)
         __slots__ = ()
 
         def ask(self, requests, timeout):
-            asked.append(Request.read(requests["east"]))
+            asked.append(Request.from_bytes(requests["east"]))
             return super().ask(requests, timeout)
 
     list(federation.rounds(Recorded(federation.transport().sites)))
     first = next(request for request in asked if "H" in request.body.arrays)
-    books = site.ledger.books()
+    books = site.ledger.load()
     other = replace(
         first,
         body=Message({"H": first.body["H"].astype(np.float32), "amount": np.array(0.3), "restart": np.array(0.0)}),
     )
-    assert other.about != first.about
-    assert books.answered(other.about, other.model_mark, "run-2") == 1
-    assert books.answered(other.about, other.model_mark, "run-1") is None
+    assert other.model_digest != first.model_digest
+    assert books.find_answer(other.model_digest, other.factor_digest, "run-2") == 1
+    assert books.find_answer(other.model_digest, other.factor_digest, "run-1") is None
     moved = replace(first, body=Message({**first.body.arrays, "H": first.body["H"] + 1}))
-    assert books.answered(moved.about, moved.model_mark, "run-2") is None
+    assert books.find_answer(moved.model_digest, moved.factor_digest, "run-2") is None
 
 
 def test_sketches_of_one_seed_are_not_sent_twice(tmp_path):
@@ -233,12 +233,12 @@ def test_the_rounds_and_the_rank_of_a_refusal_are_allowed_and_one_more_is_not(tm
     for key, number in most.items():
         table = TABLES[name]
         if number:
-            allowed_run = plan_of({**table, key: number, "seed": 2}, 3, None)
-            consent = federation.site("east").consent
-            assert consent.exposure.require_run(allowed_run, "asked", COLUMNS, 2) == 0
-        one_more = plan_of({**table, key: number + 1, "seed": 2}, 3, None)
-        with pytest.raises(Denied):
-            federation.site("east").consent.exposure.require_run(one_more, "asked", COLUMNS, 2)
+            allowed_run = build_plan({**table, key: number, "seed": 2}, 3, None)
+            policy_checker = federation.site("east").policy_checker
+            assert policy_checker.exposure_limit.require_run(allowed_run, "asked", COLUMNS, 2) == 0
+        one_more = build_plan({**table, key: number + 1, "seed": 2}, 3, None)
+        with pytest.raises(RequestRefused):
+            federation.site("east").policy_checker.exposure_limit.require_run(one_more, "asked", COLUMNS, 2)
 
 
 def vars_of(experiment, **changes):
@@ -265,12 +265,12 @@ def test_a_model_with_negative_entries_is_refused(tmp_path):
         def ask(self, requests, timeout):
             changed = {}
             for name, data in requests.items():
-                request = Request.read(data)
+                request = Request.from_bytes(data)
                 if "H" in request.body.arrays:
                     H = np.array(request.body["H"])
                     H[0, 0] = -H[0, 0]
                     request = replace(request, body=Message({**request.body.arrays, "H": H}, request.body.weight))
-                changed[name] = request.written()
+                changed[name] = request.to_bytes()
             return super().ask(changed, timeout)
 
     with pytest.raises(SiteRefused, match="'model'"):
@@ -293,7 +293,7 @@ def test_private_runs_are_charged_to_the_budget_alone(tmp_path):
     policy = Policy(privacy=PrivacyBudget(9.0))
     federation = made(tmp_path, Experiment("exact", 5, 40, privacy=private), 20, policy=policy)
     next(iter(federation.rounds()))
-    books = federation.site("east").ledger.books()
+    books = federation.site("east").ledger.load()
     assert (books.directions(), books.uncounted(), books.noiseless) == (0, 0, 0)
 
 
@@ -317,7 +317,7 @@ def test_rare_columns_are_set_to_zero_where_the_site_says_so(tmp_path):
     assert not H[:, 3].any()
     assert np.delete(H, 3, axis=1).any(axis=0).all()
     assert "1 of 12 columns are zero in this run, because fewer than 60 rows use them" in log_of(federation)
-    assert RunFolder(tmp_path / "east" / "runs" / "run-1").started().least_support == 60
+    assert RunFolder(tmp_path / "east" / "runs" / "run-1").load_start().least_support == 60
     assert "No exact round" not in log_of(federation)
     # the rarest column that is left allows 50 in all: after 30 another 30 are too many
     assert "code 'exposure'" in refusal(again(federation, "run-2", seed=1))
@@ -353,20 +353,20 @@ def test_releases_that_were_made_up_later_are_not_covered_by_what_was_stated_bef
     federation = made(tmp_path, Experiment("exact", 5, 2), policy=Policy(directions_before=0))
     list(federation.rounds())
     charge(federation.site("east").ledger, count=40)
-    exposure = federation.site("east").consent.exposure
-    with pytest.raises(Denied, match="directions_before = 0 is less than one for each"):
-        exposure.directions(federation.site("east").ledger.books())
+    exposure = federation.site("east").policy_checker.exposure_limit
+    with pytest.raises(RequestRefused, match="directions_before = 0 is less than one for each"):
+        exposure.directions(federation.site("east").ledger.load())
     behind = replace(exposure, policy=Policy(directions_before=30, other_rows_since=3))
-    assert behind.directions(federation.site("east").ledger.books()) == 0
+    assert behind.directions(federation.site("east").ledger.load()) == 0
 
 
 def test_combinations_of_rows_that_an_opening_balance_states_count(tmp_path):
     federation = made(tmp_path, Experiment("exact", 5, 2))
     list(federation.rounds())
     ledger = federation.site("east").ledger
-    before = ledger.books().directions()
-    ledger.open_with(OpeningBalance(40, "restored", directions=400))
-    books = ledger.books()
+    before = ledger.load().directions()
+    ledger.append_opening(OpeningBalance(40, "restored", directions=400))
+    books = ledger.load()
     assert (books.directions(), books.uncounted(), books.noiseless) == (before + 400, 0, books.serial)
     assert books.directions(since=books.lines) == 0
     assert "exposure" in refusal(again(federation, "run-2", seed=1, rounds=1))
@@ -380,7 +380,7 @@ def test_a_limit_that_is_tightened_within_a_sum_is_asked_about_in_its_next_phase
         __slots__ = ()
 
         def ask(self, requests, timeout):
-            nonce = Request.read(requests["east"]).nonce
+            nonce = Request.from_bytes(requests["east"]).nonce
             if nonce.round == 1 and nonce.kind == Kind.REDUCE:
                 federation.exposure = Exposure.GUESS
                 changed = replace(site, policy=replace(site.policy, maximum_exposure=Exposure.GUESS))
@@ -405,7 +405,7 @@ def test_a_ledger_of_an_older_version_asks_for_what_it_does_not_say(tmp_path):
     list(federation.rounds())
     for name in NAMES[:3]:
         without_directions(tmp_path / name / "ledger.jsonl")
-    books = SiteLedger(tmp_path / "east" / "ledger.jsonl").books()
+    books = SiteLedger(tmp_path / "east" / "ledger.jsonl").load()
     assert (books.directions(), books.uncounted()) == (0, 6)
     shorter = again(federation, "run-2", seed=1, rounds=3)
     assert "code 'exposure'" in refusal(shorter)
@@ -456,7 +456,7 @@ def test_texts_are_not_summed_by_default_and_words_alone_are_agreed_on(tmp_path,
     federation = TextFederation(tmp_path, experiment, exposure=Exposure.MEMBERSHIP)
     with pytest.raises(SiteRefused, match="code 'exposure'"):
         list(federation.rounds())
-    books = federation.site("east").ledger.books()
+    books = federation.site("east").ledger.load()
     assert books.directions() == 0
     assert all(run.endswith(".words") for run in books.runs)
     allowed_run = TextFederation(tmp_path / "rows", experiment)

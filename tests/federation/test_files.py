@@ -23,9 +23,9 @@ from partsong.errors import FileError, ParameterError, SiteLost
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.launch import run_experiment
 from partsong.federation.server.state import ArrivalsJournal
-from partsong.federation.signing import MARK, public_key, signer, verifier
-from partsong.federation.transports.base import Lost
-from partsong.federation.transports.files import NO_REPLY, Folders, Mailbox
+from partsong.federation.signing import MAGIC, public_key, signer, verifier
+from partsong.federation.transports.base import NoReply
+from partsong.federation.transports.files import NO_REPLY_FILE, FolderTransport, SiteMailbox
 from tests.federation.helpers import NAMES, Federation, assert_same, model_of, secret_of, shards_of
 from tests.federation.site_process import SERVER_SECRET, mailbox_of
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 
 def folders_of(folder, names=NAMES[:3]):
     known = {name: verifier(public_key(secret_of(name), name)) for name in names}
-    return Folders(folder / "drop", signer(SERVER_SECRET, "server"), known, poll=0.01)
+    return FolderTransport(folder / "drop", signer(SERVER_SECRET, "server"), known, poll=0.01)
 
 
 @contextmanager
@@ -65,28 +65,30 @@ def test_requests_and_replies_pass_as_they_are(tmp_path):
 
 def test_who_does_not_answer_in_time_is_lost_and_its_request_taken_back(tmp_path):
     found = folders_of(tmp_path).ask({"east": b"abc", "north": b"abc"}, 0.05)
-    assert all(isinstance(one, Lost) for one in found.values())
+    assert all(isinstance(one, NoReply) for one in found.values())
     assert not list((tmp_path / "drop" / "east" / "in").iterdir())
 
 
 def test_runs_that_use_one_folder_at_the_same_time_leave_each_other_alone(tmp_path):
     first, mailbox = replace(folders_of(tmp_path), run="first"), mailbox_of(tmp_path, "east")
-    second = replace(folders_of(tmp_path), run="second", others=lambda: ["first"])
+    second = replace(folders_of(tmp_path), run="second", other_runs=lambda: ["first"])
     first.push({"east": b"one"}, 60)
     second.push({"east": b"two"}, 60)
     assert len(list(mailbox.answer_all(lambda data: data[::-1]))) == 2
     second.push({"east": b"three"}, 60)
-    assert first.arrived(0) == ("east", b"eno"), "neither its request nor its reply was taken away"
+    assert first.next_reply(0) == ("east", b"eno"), "neither its request nor its reply was taken away"
     first.push({"east": b"one"}, 60)
-    assert second.arrived(0) is None
+    assert second.next_reply(0) is None
     assert len(list((tmp_path / "drop" / "east" / "in").iterdir())) == 1, "nobody works on the second run"
 
 
 def test_requests_of_somebody_else_are_not_answered(tmp_path):
-    foreign = Mailbox(tmp_path / "drop", "east", signer(secret_of("east"), "east"), verifier(public_key(999, "server")))
+    foreign = SiteMailbox(
+        tmp_path / "drop", "east", signer(secret_of("east"), "east"), verifier(public_key(999, "server"))
+    )
     words = []
     with answering(foreign, lambda data: pytest.fail("it was believed"), words.append):
-        assert isinstance(folders_of(tmp_path).ask({"east": b"abc"}, 0.3)["east"], Lost)
+        assert isinstance(folders_of(tmp_path).ask({"east": b"abc"}, 0.3)["east"], NoReply)
     assert "signature" in words[0]
 
 
@@ -102,7 +104,7 @@ def spoiled(how, kept):
             case "repeated":
                 path.write_bytes(kept["first"])
             case "without a signature":
-                path.write_bytes(data[: -len(MARK) - 64] + bytes(64) + MARK)
+                path.write_bytes(data[: -len(MAGIC) - 64] + bytes(64) + MAGIC)
 
     return change
 
@@ -112,31 +114,33 @@ def test_replies_that_were_tampered_with_are_not_used(tmp_path, how):
     folders, kept = folders_of(tmp_path), {}
     name = "north" if how == "another party" else "east"
     secret = 999 if how == "foreign" else secret_of(name)
-    mailbox = Mailbox(tmp_path / "drop", "east", signer(secret, name), verifier(public_key(SERVER_SECRET, "server")))
+    mailbox = SiteMailbox(
+        tmp_path / "drop", "east", signer(secret, name), verifier(public_key(SERVER_SECRET, "server"))
+    )
     if how in ("foreign", "another party"):
         with answering(mailbox, lambda data: data):
-            assert "signature" in folders.ask({"east": b"abc"}, 0.3)["east"].why
+            assert "signature" in folders.ask({"east": b"abc"}, 0.3)["east"].reason
         return
-    real, change = Folders._reply, spoiled(how, kept)
+    real, change = FolderTransport._read_reply, spoiled(how, kept)
 
     def meddled(self, party, out):
         path = self.folder / party / "out" / f"{out.key}.reply"
         if not path.exists():
-            return Lost(NO_REPLY)  # a reply that comes now is meddled with at the next look
+            return NoReply(NO_REPLY_FILE)  # a reply that comes now is meddled with at the next look
         change(path)
         return real(self, party, out)
 
     with answering(mailbox, lambda data: data), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Folders, "_reply", meddled)
+        patched.setattr(FolderTransport, "_read_reply", meddled)
         if how == "repeated":
             assert folders.ask({"east": b"one"}, 2)["east"] == b"one"
-        assert "signature" in folders.ask({"east": b"two"}, 1)["east"].why
+        assert "signature" in folders.ask({"east": b"two"}, 1)["east"].reason
 
 
 def test_oversized_files_and_links_are_not_read(tmp_path):
-    folders = replace(folders_of(tmp_path), most=200)
+    folders = replace(folders_of(tmp_path), max_bytes=200)
     with answering(mailbox_of(tmp_path, "east"), lambda data: bytes(1000)):
-        assert "longer" in folders.ask({"east": b"abc"}, 0.3)["east"].why
+        assert "longer" in folders.ask({"east": b"abc"}, 0.3)["east"].reason
 
 
 def put(kind, path):
@@ -185,7 +189,7 @@ def test_a_coordinator_is_not_held_up_by_what_is_no_reply_or_no_folder(tmp_path,
     put(kind, tmp_path / "drop" / "east" / place.replace("KEY", key))
     with answering(mailbox_of(tmp_path, "north"), lambda data: data[::-1]):
         found = in_time(lambda: folders_of(tmp_path).ask({"east": b"abc", "north": b"abc"}, 0.2))
-    assert isinstance(found["east"], Lost)
+    assert isinstance(found["east"], NoReply)
     assert found["north"] == b"cba"
 
 
@@ -200,7 +204,7 @@ def test_nothing_is_written_through_a_link(tmp_path, side):
     words = list(mailbox_of(tmp_path, "east").answer_all(lambda data: b"secret"))
     assert not list(elsewhere.iterdir())
     if side == "in":
-        assert "no link" in folders.recall()["east"].why
+        assert "no link" in folders.cancel()["east"].reason
     else:
         assert "no link" in words[0]
 
@@ -208,14 +212,14 @@ def test_nothing_is_written_through_a_link(tmp_path, side):
 def test_replies_are_heard_as_they_come_and_who_waits_longest_is_first(tmp_path):
     folders, boxes = folders_of(tmp_path), {name: mailbox_of(tmp_path, name) for name in NAMES[:3]}
     folders.push(dict.fromkeys(boxes, b"abc"), 60)
-    assert folders.arrived(0) is None
+    assert folders.next_reply(0) is None
     list(boxes["south"].answer_all(lambda data: b"first"))
-    assert folders.arrived(5) == ("south", b"first")
+    assert folders.next_reply(5) == ("south", b"first")
     folders.push({"south": b"next"}, 60)
     for name in boxes:
         list(boxes[name].answer_all(lambda data: data[::-1]))
-    assert [folders.arrived(5) for _ in range(3)] == [("east", b"cba"), ("north", b"cba"), ("south", b"txen")]
-    assert folders.arrived(5) is None
+    assert [folders.next_reply(5) for _ in range(3)] == [("east", b"cba"), ("north", b"cba"), ("south", b"txen")]
+    assert folders.next_reply(5) is None
     assert not [path for path in (tmp_path / "drop").rglob("*") if path.is_file()]
 
 
@@ -224,11 +228,11 @@ def test_a_new_request_takes_the_place_of_the_one_before_whose_reply_is_never_us
     folders.push({"east": b"old"}, 60)
     list(mailbox.answer_all(lambda data: data))
     folders.push({"east": b"new"}, 60)
-    assert folders.arrived(0) is None
+    assert folders.next_reply(0) is None
     list(mailbox.answer_all(lambda data: data))
-    assert folders.arrived(5) == ("east", b"new")
+    assert folders.next_reply(5) == ("east", b"new")
     folders.push({"east": b"last"}, 60)
-    assert isinstance(folders.recall()["east"], Lost)
+    assert isinstance(folders.cancel()["east"], NoReply)
     assert list(mailbox.answer_all(lambda data: data)) == []
 
 
@@ -237,11 +241,11 @@ def test_a_server_that_was_killed_finds_the_reply_to_the_same_request(tmp_path):
     list(mailbox_of(tmp_path, "east").answer_all(lambda data: b"done before"))
     again = folders_of(tmp_path)
     again.push({"east": b"abc"}, 60)
-    assert again.arrived(0) == ("east", b"done before")
+    assert again.next_reply(0) == ("east", b"done before")
 
 
 def test_a_request_that_was_taken_and_not_answered_is_dropped_again(tmp_path):
-    folders, mailbox = replace(folders_of(tmp_path), again=0.05), mailbox_of(tmp_path, "east")
+    folders, mailbox = replace(folders_of(tmp_path), retry_after=0.05), mailbox_of(tmp_path, "east")
 
     def full(data):
         raise FileError("The disk is full.")
@@ -249,7 +253,7 @@ def test_a_request_that_was_taken_and_not_answered_is_dropped_again(tmp_path):
     folders.push({"east": b"abc"}, 60)
     assert "not answered" in next(mailbox.answer_all(full))
     with answering(mailbox, lambda data: data[::-1]):
-        assert folders.arrived(5) == ("east", b"cba")
+        assert folders.next_reply(5) == ("east", b"cba")
 
 
 def test_an_error_of_ours_is_told_and_the_next_request_is_answered(tmp_path):
@@ -267,7 +271,7 @@ def test_an_error_of_ours_is_told_and_the_next_request_is_answered(tmp_path):
 @pytest.mark.parametrize("name", ["../up", "", "a/b", ".x"])
 def test_a_party_s_name_is_a_folder_s_name(tmp_path, name):
     with pytest.raises(ParameterError, match="cannot be called"):
-        Folders(tmp_path, lambda text: b"", {name: lambda signature, text: True})
+        FolderTransport(tmp_path, lambda text: b"", {name: lambda signature, text: True})
 
 
 class Sites:

@@ -9,7 +9,7 @@ import pytest
 
 from partsong.errors import PartyError, TooFewParties
 from partsong.federation.chain import Chain
-from partsong.federation.consistency import require_whole
+from partsong.federation.consistency import require_consistent
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.server.state import Journal
@@ -101,7 +101,7 @@ def require_unharmed(federation, deaths, rounds):
         attempts = [line["attempt"] for line in site.ledger.chain.lines()]
         assert attempts == [["run-1", *at] for at in charges(federation, name)]
         if federation.experiment.privacy:
-            assert site.ledger.books().spent.costs == federation.record().accounts.ledgers[name].costs
+            assert site.ledger.load().privacy_ledger.costs == federation.record().accounts.ledgers[name].costs
         sent = {}
         for line in _lines(site):
             nonce = (line["run"], line["round"], line["attempt"], line["kind"], line["phase"])
@@ -150,7 +150,7 @@ def test_the_accounts_of_the_server_are_those_of_the_sites(tmp_path, make):
     list(federation.rounds())
     accounts = federation.record().accounts
     for name in federation.names:
-        assert accounts.ledgers[name].costs == federation.site(name).ledger.books().spent.costs
+        assert accounts.ledgers[name].costs == federation.site(name).ledger.load().privacy_ledger.costs
     assert accounts.epsilon(1e-5) == pytest.approx(8.0, rel=1e-6)
 
 
@@ -168,7 +168,7 @@ class Cut(InProcess):
         object.__setattr__(self, "is_answered", is_answered)
 
     def ask(self, requests, timeout):
-        nonces = [Request.read(request).nonce for request in requests.values()]
+        nonces = [Request.from_bytes(request).nonce for request in requests.values()]
         is_here = any((one.round, one.phase) == self.where and one.kind in ("work", "reduce") for one in nonces)
         replies = InProcess.ask(self, requests, timeout) if self.is_answered or not is_here else {}
         if is_here:
@@ -223,7 +223,7 @@ def test_a_log_that_tells_of_keys_alone_does_not_open_a_round_again(tmp_path):
     seen = site.ledger.serial
     site.audit.path.write_bytes(b"".join(site.audit.path.read_bytes().splitlines(keepends=True)[:keys]))
     shutil.rmtree(site.folder / "runs")
-    require_whole(site.ledger, site.audit)
+    require_consistent(site.ledger, site.audit)
     start, work = (request_of(asked, kind) for kind in (Kind.START, Kind.WORK))
     assert said(site, replace(start, seen=seen)) is None
     for attempt in (0, 1):
@@ -268,10 +268,10 @@ def test_a_run_whose_sites_have_all_lost_their_files_goes_on_when_it_is_resumed(
 def test_a_server_that_is_killed_once_it_knows_remembers_nothing_of_the_lost_work(tmp_path, monkeypatch, phase):
     """The files go before a phase, and the server after that phase was decided: the round ends by what was written."""
     federation = Federation(tmp_path, Experiment("exact", 2, 4, secure_aggregation=True), NAMES)
-    ask, decide = InProcess.ask, Journal.decide
+    ask, decide = InProcess.ask, Journal.save_answers
 
     def losing(self, requests, timeout):
-        nonces = [Request.read(request).nonce for request in requests.values()]
+        nonces = [Request.from_bytes(request).nonce for request in requests.values()]
         if any((one.round, one.phase, one.kind) == (0, phase, Kind.REDUCE) for one in nonces):
             shutil.rmtree(tmp_path / "east" / "runs", ignore_errors=True)
         return ask(self, requests, timeout)
@@ -283,7 +283,7 @@ def test_a_server_that_is_killed_once_it_knows_remembers_nothing_of_the_lost_wor
 
     with monkeypatch.context() as patched:
         patched.setattr(InProcess, "ask", losing)
-        patched.setattr(Journal, "decide", killed)
+        patched.setattr(Journal, "save_answers", killed)
         with pytest.raises(Killed):
             list(federation.rounds())
     first, *later = federation.rounds()

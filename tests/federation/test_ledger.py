@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from partsong.cli.main import app
 from partsong.errors import FormatError, ParameterError
 from partsong.federation import chain
-from partsong.federation.audit_log import row_of
+from partsong.federation.audit_log import format_row
 from partsong.federation.chain import Chain
-from partsong.federation.consistency import open_balance
+from partsong.federation.consistency import add_opening_balance
 from partsong.federation.experiment import Experiment
-from partsong.federation.ledger import Books, OpeningBalance, SiteLedger
+from partsong.federation.ledger import LedgerState, OpeningBalance, SiteLedger
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.state import RunFolder
-from partsong.federation.wire import Denied, Kind, Nonce, Request
+from partsong.federation.wire import Kind, Nonce, Request, RequestRefused
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
 from tests.federation.helpers import COLUMNS, Federation, charge, noisy_plan, rows_of
@@ -51,29 +51,29 @@ def test_an_opening_balance_takes_from_the_log_what_a_lost_ledger_knew(tmp_path,
     federation = private(tmp_path)
     list(federation.rounds())
     site, copy = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
-    spent, lines = site.ledger.books().spent, len(lines_of(site))
+    spent, lines = site.ledger.load().privacy_ledger, len(lines_of(site))
     without_lines(copy, keep)
     assert said(site, hello_of(federation)) == "ledger"
     assert "partsong audit opening FOLDER" in (tmp_path / "east" / "site.log").read_text()
     copy.unlink()
     assert said(site, hello_of(federation)) == "ledger"
     assert (site.ledger.serial, len(lines_of(site))) == (0, lines + 2)
-    stated = open_balance(tmp_path / "east", "the ledger is lost")
+    stated = add_opening_balance(tmp_path / "east", "the ledger is lost")
     assert (stated.releases, stated.directions, stated.delta) == (2, 0, USUAL_DELTA / 2)
     assert stated.epsilon == spent.epsilon(USUAL_DELTA / 2)
-    books = site.ledger.books()
+    books = site.ledger.load()
     assert (books.serial, books.noiseless) == (2, 0)
     assert books.epsilon(DELTA) == stated.epsilon > spent.epsilon(DELTA) > 0
     assert said(site, hello_of(federation)) is None
     with pytest.raises(ParameterError, match="Nothing is missing"):
-        open_balance(tmp_path / "east", "once more")
+        add_opening_balance(tmp_path / "east", "once more")
 
 
 def test_a_ledger_with_other_noise_than_the_log_tells_is_none(tmp_path):
     federation = private(tmp_path)
     list(federation.rounds())
     site, path = federation.site("east"), tmp_path / "east" / "ledger.jsonl"
-    lines, spent = list(Chain(path).lines()), site.ledger.books().spent
+    lines, spent = list(Chain(path).lines()), site.ledger.load().privacy_ledger
     path.unlink()
     for line in lines:
         release = {**line["release"], "noise_multiplier": 2 * line["release"]["noise_multiplier"]}
@@ -82,8 +82,8 @@ def test_a_ledger_with_other_noise_than_the_log_tells_is_none(tmp_path):
     assert said(site, hello_of(federation)) == "ledger"
     assert "with other noise than" in (tmp_path / "east" / "site.log").read_text()
     path.rename(tmp_path / "moved.jsonl")
-    open_balance(tmp_path / "east", "the ledger was not that of the log")
-    assert site.ledger.books().epsilon(DELTA) >= spent.epsilon(DELTA)
+    add_opening_balance(tmp_path / "east", "the ledger was not that of the log")
+    assert site.ledger.load().epsilon(DELTA) >= spent.epsilon(DELTA)
     assert said(site, hello_of(federation)) is None
 
 
@@ -126,7 +126,7 @@ def test_a_log_that_is_lost_counts_all_that_was_charged_as_left(tmp_path):
     asked, site = recorded(federation, 2), federation.site("east")
     site.audit.path.unlink()
     assert said(site, hello_of(federation)) == "ledger"
-    assert open_balance(tmp_path / "east", "the log is lost").releases == 0
+    assert add_opening_balance(tmp_path / "east", "the log is lost").releases == 0
     shutil.rmtree(tmp_path / "east" / "runs")
     assert said(site, request_of(asked, Kind.START)) is None
     for attempt in (0, 1):
@@ -139,7 +139,7 @@ def test_older_copies_are_found_after_an_opening_balance_as_before(tmp_path, nam
     federation = in_the_open(tmp_path)
     asked, site = recorded(federation, 2), federation.site("east")
     site.ledger.path.unlink()
-    open_balance(tmp_path / "east", "the ledger is lost", directions=0)
+    add_opening_balance(tmp_path / "east", "the ledger is lost", directions=0)
     kept = (site.folder / name).read_bytes()
     for number in (0, 1):
         assert said(site, request_of(asked, Kind.WORK, number)) is None
@@ -166,7 +166,7 @@ def dear_and_lost(tmp_path):
     run("cheap", 20.0, 1)
     shutil.copytree(tmp_path / "east", tmp_path / "copy")
     site = run("dear", 1.0, 2)
-    spent = site.ledger.books().spent
+    spent = site.ledger.load().privacy_ledger
     shutil.rmtree(tmp_path / "east")
     shutil.move(tmp_path / "copy", tmp_path / "east")
     return site, spent
@@ -176,19 +176,19 @@ def test_releases_that_the_log_lacks_too_count_as_is_stated(tmp_path):
     site, spent = dear_and_lost(tmp_path / "private")
     shutil.copytree(site.folder, tmp_path / "stated")
     with pytest.raises(ParameterError, match="2 of 2 missing releases had no noise, as far as is known"):
-        open_balance(site.folder, "restored", releases=2)
-    assert open_balance(site.folder, "restored", releases=2, directions=0).epsilon is None
-    books = site.ledger.books()
+        add_opening_balance(site.folder, "restored", releases=2)
+    assert add_opening_balance(site.folder, "restored", releases=2, directions=0).epsilon is None
+    books = site.ledger.load()
     assert (books.serial, books.lines, books.noiseless) == (3, 2, 2)
-    with pytest.raises(Denied, match="noiseless_before = 2"):
-        site.ledger.require_within(site.policy.privacy, next(iter(books.releases)))
+    with pytest.raises(RequestRefused, match="noiseless_before = 2"):
+        site.ledger.require_budget(site.policy.privacy, next(iter(books.releases)))
     epsilon = spent.epsilon(DELTA / 2)
     words = ["audit", "opening", str(tmp_path / "stated"), "--releases", "2", "--why", "restored"]
     words += ["--epsilon", str(epsilon), "--delta", str(DELTA / 2)]
     assert CliRunner().invoke(app, words).exit_code == 0
-    stated = SiteLedger(tmp_path / "stated" / "ledger.jsonl").books()
+    stated = SiteLedger(tmp_path / "stated" / "ledger.jsonl").load()
     assert (stated.serial, stated.noiseless) == (3, 0)
-    rest = stated.spent.epsilon(DELTA - DELTA / 2)
+    rest = stated.privacy_ledger.epsilon(DELTA - DELTA / 2)
     assert stated.epsilon(DELTA) == epsilon + rest > spent.epsilon(DELTA) > 4
     assert stated.epsilon(DELTA / 2) == math.inf
     for change in (["--epsilon", "-1"], ["--delta", "1"], ["--why", " "], ["--unit", "row", "--relation", "replace"]):
@@ -220,12 +220,12 @@ def test_an_opening_balance_is_about_what_books_and_policy_are_about(tmp_path, s
         (state.parent / "site.toml").write_text(f'[privacy]\nepsilon = 20.0\nunit = "{unit}"\n')
     about = {"unit": stated.unit, "relation": stated.relation}
     if why is None:
-        open_balance(state, "restored", releases=2, epsilon=1.5, delta=1e-6, **about)
+        add_opening_balance(state, "restored", releases=2, epsilon=1.5, delta=1e-6, **about)
         rest = Ledger(((OF_ROW, len(known)),)).epsilon(DELTA - 1e-6) if known else 0.0
-        assert ledger.books().epsilon(DELTA) == 1.5 + rest
+        assert ledger.load().epsilon(DELTA) == 1.5 + rest
         return
     with pytest.raises(ParameterError, match=why):
-        open_balance(state, "restored", releases=2, epsilon=1.5, delta=1e-6, **about)
+        add_opening_balance(state, "restored", releases=2, epsilon=1.5, delta=1e-6, **about)
     assert ledger.serial == len(known), "nothing is written"
 
 
@@ -233,12 +233,12 @@ def test_opening_balances_leave_some_delta_for_what_comes(tmp_path):
     state = tmp_path / "site-east" / "state"
     state.mkdir(parents=True)
     (state.parent / "site.toml").write_text("[privacy]\nepsilon = 3.0\n")
-    first = open_balance(state, "restored", releases=2, epsilon=0.5)
-    second = open_balance(state, "restored again", releases=2, epsilon=0.5)
+    first = add_opening_balance(state, "restored", releases=2, epsilon=0.5)
+    second = add_opening_balance(state, "restored again", releases=2, epsilon=0.5)
     assert (first.delta, second.delta) == (DELTA / 2, DELTA / 4)
-    assert SiteLedger(state / "ledger.jsonl").books().epsilon(DELTA, OF_ROW, 1) < 10
+    assert SiteLedger(state / "ledger.jsonl").load().epsilon(DELTA, OF_ROW, 1) < 10
     with pytest.raises(ParameterError, match="leaves nothing"):
-        open_balance(state, "and again", releases=2, epsilon=0.5, delta=DELTA / 4)
+        add_opening_balance(state, "and again", releases=2, epsilon=0.5, delta=DELTA / 4)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -249,21 +249,21 @@ def test_opening_balances_leave_some_delta_for_what_comes(tmp_path):
 )
 def test_what_is_stated_adds_up_with_what_is_charged_by_basic_composition(openings, charged, more):
     stated = tuple(OpeningBalance(3, "restored", epsilon, delta) for epsilon, delta in openings)
-    books = Books(releases={OF_ROW: charged} if charged else {}, openings=stated)
+    books = LedgerState(releases={OF_ROW: charged} if charged else {}, openings=stated)
     left = DELTA - sum(delta for _, delta in openings)
     own = Ledger(((OF_ROW, charged + more),)).epsilon(left) if charged + more else 0.0
     assert books.epsilon(DELTA, OF_ROW, more) == pytest.approx(own + sum(epsilon for epsilon, _ in openings))
-    assert books.epsilon(DELTA, OF_ROW, more) >= Books(releases=books.releases).epsilon(DELTA, OF_ROW, more)
+    assert books.epsilon(DELTA, OF_ROW, more) >= LedgerState(releases=books.releases).epsilon(DELTA, OF_ROW, more)
 
 
 def test_an_opening_balance_is_of_no_run(tmp_path):
     policy = Policy(maximum_runs=1)
     first = Federation(tmp_path / "first", Experiment("fedavg", 3, 1), policy=policy)
     assert said(first.site("east"), Request("east", Nonce("x"))) == "unreadable"
-    open_balance(tmp_path / "first" / "east", "restored", releases=2, directions=0)
+    add_opening_balance(tmp_path / "first" / "east", "restored", releases=2, directions=0)
     assert len(list(first.rounds())) == 1
     shutil.rmtree(tmp_path / "first" / "server")
-    start = Request.read(of_kind(recorded(replace(first, policy=Policy(), run="two")), "east", Kind.START)[0][0])
+    start = Request.from_bytes(of_kind(recorded(replace(first, policy=Policy(), run="two")), "east", Kind.START)[0][0])
     assert said(first.site("east"), replace(start, nonce=replace(start.nonce, run="three"))) == "runs"
 
 
@@ -284,7 +284,7 @@ def test_an_older_log_and_older_runs_beside_the_newest_ledger_release_nothing_tw
         return
     assert [said(site, work) for work in works] == ["ledger", "ledger"]
     assert "it is an older copy" in (site.folder / "site.log").read_text()
-    assert open_balance(site.folder, "the log was lost").releases == 0
+    assert add_opening_balance(site.folder, "the log was lost").releases == 0
     assert said(site, works[0]) == "conflict"
     assert site.ledger.serial == 2
 
@@ -294,7 +294,7 @@ def cut_off(site, request, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "save_work", lambda *args: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
-            site.answer(request.written())
+            site.answer(request.to_bytes())
 
 
 def test_work_that_was_cut_off_is_no_fault_and_is_charged_again_where_others_were_since(tmp_path, monkeypatch):
@@ -308,7 +308,7 @@ def test_work_that_was_cut_off_is_no_fault_and_is_charged_again_where_others_wer
     assert said(site, hello_of(federation)) is None
     assert site.ledger.serial == 3
     with pytest.raises(ParameterError, match="Nothing is missing"):
-        open_balance(site.folder, "nothing is amiss")
+        add_opening_balance(site.folder, "nothing is amiss")
     shutil.rmtree(site.folder / "runs" / "run-1")
     assert said(site, hello_of(federation)) is None
 
@@ -320,10 +320,10 @@ def test_work_of_a_run_that_was_cut_off_while_another_went_on_costs_twice(tmp_pa
     cut_off(site, work, monkeypatch)
     shutil.rmtree(tmp_path / "server")
     recorded(replace(federation, run="other"), 1)
-    assert (site.ledger.serial, len(site.ledger.books().spent)) == (3, 3)
+    assert (site.ledger.serial, len(site.ledger.load().privacy_ledger)) == (3, 3)
     for _ in range(2):
         assert said(site, work) is said(site, hello_of(federation)) is None
-        assert (site.ledger.serial, len(site.ledger.books().spent)) == (4, 4)
+        assert (site.ledger.serial, len(site.ledger.load().privacy_ledger)) == (4, 4)
 
 
 def test_no_more_is_stated_than_a_site_can_have_released(tmp_path):
@@ -332,9 +332,9 @@ def test_no_more_is_stated_than_a_site_can_have_released(tmp_path):
     site = federation.site("east")
     assert said(site, replace(hello_of(federation), seen=2**53 - 1)) == "behind"
     with pytest.raises(ParameterError, match="No site has released"):
-        open_balance(site.folder, "as the server says", releases=2**53 - 1, directions=0)
-    open_balance(site.folder, "as the server says", releases=10**6, directions=0)
-    assert (site.ledger.serial, site.ledger.books().lines) == (10**6 + 1, 2)
+        add_opening_balance(site.folder, "as the server says", releases=2**53 - 1, directions=0)
+    add_opening_balance(site.folder, "as the server says", releases=10**6, directions=0)
+    assert (site.ledger.serial, site.ledger.load().lines) == (10**6 + 1, 2)
     assert said(site, replace(hello_of(federation), seen=10**6 + 1)) is None
 
 
@@ -395,8 +395,8 @@ def test_lines_that_were_read_are_not_read_again_unless_a_byte_of_them_has_chang
     for _ in range(300):
         charge(site.ledger)
     assert said(site, request_of(asked, Kind.WORK)) is None
-    read, line_in = [], chain._line_in
-    monkeypatch.setattr(chain, "_line_in", lambda text: read.append(text) or line_in(text))
+    read, line_in = [], chain._parse_line
+    monkeypatch.setattr(chain, "_parse_line", lambda text: read.append(text) or line_in(text))
     assert said(site, request_of(asked, Kind.WORK)) is None
     assert len(read) < 10
     data = site.ledger.path.read_bytes()
@@ -411,14 +411,14 @@ def test_lines_that_were_read_are_not_read_again_unless_a_byte_of_them_has_chang
 def test_what_is_said_later_under_the_same_round_does_not_hide_what_an_attempt_has_cost(tmp_path, later):
     federation = private(tmp_path)
     asked, site = recorded(federation), federation.site("east")
-    spent = site.ledger.books().spent
+    spent = site.ledger.load().privacy_ledger
     if later == "hello":
         assert said(site, hello_of(federation, "run-1")) is None
     else:
         assert [said(site, request_of(asked, Kind.WORK, number)) for number in (0, 1)] == ["over", "over"]
     site.ledger.path.unlink()
-    stated = open_balance(tmp_path / "east", "the ledger is lost", delta=DELTA)
-    assert (stated.epsilon, site.ledger.books().noiseless) == (spent.epsilon(DELTA), 0)
+    stated = add_opening_balance(tmp_path / "east", "the ledger is lost", delta=DELTA)
+    assert (stated.epsilon, site.ledger.load().noiseless) == (spent.epsilon(DELTA), 0)
 
 
 @pytest.mark.parametrize(("keep", "seen", "code"), [(1, 2, "behind"), (1, 0, "ledger")])
@@ -442,12 +442,12 @@ def test_what_the_server_has_seen_is_stated_once_where_the_log_has_it(tmp_path):
     federation = private(tmp_path)
     list(federation.rounds())
     site = federation.site("east")
-    spent = site.ledger.books().spent
+    spent = site.ledger.load().privacy_ledger
     without_lines(site.ledger.path, 1)
     assert said(site, replace(hello_of(federation), seen=2)) == "behind"
     assert "--releases 1" in (tmp_path / "east" / "site.log").read_text()
-    assert open_balance(tmp_path / "east", "restored", releases=1).epsilon > 0
-    assert site.ledger.books().epsilon(DELTA) >= spent.epsilon(DELTA)
+    assert add_opening_balance(tmp_path / "east", "restored", releases=1).epsilon > 0
+    assert site.ledger.load().epsilon(DELTA) >= spent.epsilon(DELTA)
     assert said(site, replace(hello_of(federation), seen=2)) is None
     assert site.ledger.serial == 2
 
@@ -484,7 +484,9 @@ def test_the_log_has_no_values_and_no_names_of_columns(tmp_path):
     assert not any(name in text for name in COLUMNS)
     assert not any(repr(float(value)) in text for value in rows_of("east").ravel())
     [shown] = [
-        "  ".join(row_of(line)) for line in Chain(federation.site("east").audit.path).lines() if line["kind"] == "work"
+        "  ".join(format_row(line))
+        for line in Chain(federation.site("east").audit.path).lines()
+        if line["kind"] == "work"
     ]
     assert "H 3×12" in shown
 

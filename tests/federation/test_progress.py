@@ -13,8 +13,8 @@ from tests.federation.helpers import Killed, by_seed
 pytest.importorskip("cryptography")
 
 from partsong.federation.commands import demo
-from partsong.federation.server.launch import run_over
-from partsong.federation.server.progress import Lines
+from partsong.federation.server.launch import run_on_transport
+from partsong.federation.server.progress import JsonLines
 from partsong.federation.transports.base import InProcess
 
 SITES = demo.NAMES[:3]
@@ -69,18 +69,18 @@ def test_every_exchange_has_one_line_wherever_the_process_was_killed(monkeypatch
     def transport():
         return InProcess({name: site.opened().answer for name, site in sites.items()}, by_seed(3))
 
-    heard, told = Lines(place.progress), []
+    heard, told = JsonLines(place.progress), []
     for at in (0, exchanges - 1):
         with monkeypatch.context() as patched:
             killing(patched, place, at, characters)
             with pytest.raises(Killed):
-                run_over(transport, server, place)
-        told += heard.new()
-        assert list(Lines.to_come(place.progress).new()) == []
-    assert run_over(transport, server, place)["status"] == "done"
+                run_on_transport(transport, server, place)
+        told += heard.read_new()
+        assert list(JsonLines.from_end(place.progress).read_new()) == []
+    assert run_on_transport(transport, server, place)["status"] == "done"
     lines = [json.loads(line) for line in place.progress.read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(1, exchanges + 1))
-    assert [*told, *heard.new()] == lines
+    assert [*told, *heard.read_new()] == lines
     assert all(len(line["participants"]) == (3 if kind == "rounds" else 1) for line in lines)
     result = json.loads(place.result.read_text())
     if kind == "arrivals":

@@ -15,9 +15,18 @@ from partsong.data.conversion import as_matrix
 from partsong.errors import PartyError, UploadError
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
-from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.site.plan import SiteData, build_plan
 from partsong.federation.transports.base import InProcess
-from partsong.federation.wire import NOT_IN, USUAL, Kind, Refusal, Request, error_of, way_on, way_to_result
+from partsong.federation.wire import (
+    NEVER_STARTED,
+    RESUME,
+    Kind,
+    Refusal,
+    Request,
+    error_from_refusal,
+    missing_result_advice,
+    recovery_advice,
+)
 from partsong.secure_aggregation.fixed_point import Grid
 from tests.federation.helpers import COLUMNS, Federation, rows_of, secret_of
 from tests.federation.test_site_limits import Watched
@@ -30,9 +39,9 @@ ANEW = "begin a new run, under another --name and with another seed"
 
 @pytest.mark.parametrize("code", ["diverged", "failed", "upload"])
 def test_what_comes_to_nothing_again_and_again_needs_a_new_run(code):
-    said = way_on(Refusal(code))
+    said = recovery_advice(Refusal(code))
     assert f"If the site says so again when the run is resumed, {ANEW}" in said
-    assert USUAL not in said
+    assert RESUME not in said
     assert "mask_bound" in said or code != "upload"
     assert re.search(rf"^\| codes? [^|]*`{code}`", PAGE, re.MULTILINE), "it has a row where things break"
 
@@ -43,7 +52,7 @@ def test_a_number_beyond_the_bound_is_told_with_the_way_on_and_resuming_cannot_h
     for _ in range(2):
         with pytest.raises(UploadError, match=r"code 'upload'.*beyond mask_bound") as caught:
             list(Federation(tmp_path, experiment).rounds())
-        assert caught.value.__notes__[-1] == way_on(Refusal("upload"))
+        assert caught.value.__notes__[-1] == recovery_advice(Refusal("upload"))
     (tmp_path / "server").rename(tmp_path / "before")
     anew = Experiment("exact", 2, 3, secure_aggregation=True, mask_bound=1e6, seed=1)
     assert len(list(Federation(tmp_path, anew, run="run-2").rounds())) == 3
@@ -55,20 +64,20 @@ def told(federation, north=None):
     with pytest.raises(PartyError) as caught:
         list(federation.rounds(InProcess(sites)))
     code = re.search(r"code '([\w-]+)'", str(caught.value))[1]
-    assert caught.value.__notes__[-1] == way_on(Refusal(code))
+    assert caught.value.__notes__[-1] == recovery_advice(Refusal(code))
     return code
 
 
 def failing(*told):
     """A plan whose work ends in an error."""
-    plan = plan_of(*told)
+    plan = build_plan(*told)
     return replace(plan, program=Watched(plan.program, [], "failed"))
 
 
 def test_numbers_that_diverge_in_the_open_do_so_again_and_take_a_new_run(tmp_path):
     """Rows that are scaled meanwhile are not those of the run."""
     federation = Federation(tmp_path, Experiment("fednmf", 3, 2, seed=1))
-    large = federation.site("north", data=Data(rows_of("north") * 1e100, COLUMNS, secret_of("north")))
+    large = federation.site("north", data=SiteData(rows_of("north") * 1e100, COLUMNS, secret_of("north")))
     assert [told(federation, large), told(federation, large), told(federation)] == ["diverged", "diverged", "data"]
     (tmp_path / "server").rename(tmp_path / "before")
     anew = replace(federation, run="run-2", experiment=Experiment("fednmf", 3, 2, seed=2))
@@ -98,8 +107,8 @@ def test_what_fails_before_any_work_is_resumed_under_masks_too(tmp_path, monkeyp
 
         def answer(self, data):
             with monkeypatch.context() as patched:
-                if Request.read(data).nonce.kind is stage:
-                    patched.setattr("partsong.federation.site.service.require_sound", broken)
+                if Request.from_bytes(data).nonce.kind is stage:
+                    patched.setattr("partsong.federation.site.service.require_valid_data", broken)
                 return self.site.answer(data)
 
     assert told(federation, Breaking(federation.site("north"))) == "failed"
@@ -121,9 +130,9 @@ def test_a_run_that_is_forbidden_in_its_middle_goes_on_once_it_is_allowed(tmp_pa
     next(rounds)
     rounds.close()
     assert told(federation, federation.site("north", policy=policy)) == code
-    way = way_on(Refusal(code))
+    way = recovery_advice(Refusal(code))
     assert "resume it as it is" in way or "Resume the run once its rows and columns are those of the run again" in way
-    assert USUAL not in way
+    assert RESUME not in way
     assert [done.index for done in federation.rounds()] == [1]
 
 
@@ -177,9 +186,9 @@ def test_what_a_bound_costs_is_within_what_the_page_says(parties, bound):
 
 def test_only_a_site_that_can_be_told_the_end_is_promised_that():
     def why(code):
-        return str(error_of("north", Refusal(code), 3))
+        return str(error_from_refusal("north", Refusal(code), 3))
 
-    assert "--resume tells it the end" in way_to_result(why("data"))
-    for lost in (why("not-started"), NOT_IN):
-        assert "--resume" not in way_to_result(lost)
-        assert "a new run can have it in" in way_to_result(lost).lower()
+    assert "--resume tells it the end" in missing_result_advice(why("data"))
+    for lost in (why("not-started"), NEVER_STARTED):
+        assert "--resume" not in missing_result_advice(lost)
+        assert "a new run can have it in" in missing_result_advice(lost).lower()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from partsong.federation import audit_log
-from partsong.federation.audit_log import MOST_DIFFERENT, REFUSALS, verified
+from partsong.federation.audit_log import MAX_DISTINCT, REFUSALS_FILE, verify_log
 from partsong.federation.wire import Kind, Nonce, Request
 from tests.federation.helpers import Killed, Killer, depart
 from tests.federation.test_ledger import hello_of
@@ -47,7 +47,7 @@ def test_a_thousand_refusals_of_one_request_have_a_dozen_lines_that_tell_of_all(
     site = federation.site("east")
     assert {code_of(site.refuse("unsigned", "by a stranger")) for _ in range(1000)} == {"unsigned"}
     assert len(lines_of(site)) <= 12
-    assert verified(site.audit.path).lines == len(lines_of(site))
+    assert verify_log(site.audit.path).lines == len(lines_of(site))
     assert said(site, hello_of(federation)) is None
     assert told_of(site) == {"unsigned": 1000}
 
@@ -55,10 +55,10 @@ def test_a_thousand_refusals_of_one_request_have_a_dozen_lines_that_tell_of_all(
 def test_many_different_refusals_have_few_lines_as_well(tmp_path):
     site = in_the_open(tmp_path).site("east")
     for number in range(MANY // 2):
-        assert code_of(site.answer(asked(number).written())) == "not-started"
+        assert code_of(site.answer(asked(number).to_bytes())) == "not-started"
         assert code_of(site.refuse("unsigned", "by a stranger")) == "unsigned"
-    assert len(lines_of(site)) <= MOST_DIFFERENT + 8
-    assert len({line["sha256"] for line in lines_of(site)}) >= MOST_DIFFERENT
+    assert len(lines_of(site)) <= MAX_DISTINCT + 8
+    assert len({line["sha256"] for line in lines_of(site)}) >= MAX_DISTINCT
     depart(site.audit, ("run-1", 0, 0))  # a line of another kind has the counts too
     assert told_of(site) == {"unsigned": MANY // 2, "not-started": MANY // 2}
 
@@ -81,7 +81,7 @@ def test_who_is_killed_between_two_writes_forgets_no_refusal_and_tells_none_twic
 
     def flooded(folder, killer):
         federation, left, deaths = in_the_open(folder), 0, 0
-        requests = [asked(0).written()] * 11 + [hello_of(federation).written(), asked(0).written()] * 2
+        requests = [asked(0).to_bytes()] * 11 + [hello_of(federation).to_bytes(), asked(0).to_bytes()] * 2
         killer.is_awake = True
         for request in requests:
             try:
@@ -91,7 +91,7 @@ def test_who_is_killed_between_two_writes_forgets_no_refusal_and_tells_none_twic
         killer.is_awake = False
         assert said(federation.site("east"), hello_of(federation)) is None
         site = federation.site("east")
-        assert verified(site.audit.path).unfinished == 0
+        assert verify_log(site.audit.path).unfinished == 0
         assert left <= told_of(site)["not-started"] <= left + deaths
         return len(lines_of(site))
 
@@ -108,7 +108,7 @@ def test_who_is_killed_between_two_writes_forgets_no_refusal_and_tells_none_twic
 def test_a_count_that_cannot_be_understood_is_begun_anew(tmp_path, content):
     site = in_the_open(tmp_path).site("east")
     assert said(site, asked(0)) == "not-started"
-    place = site.audit.path.with_name(REFUSALS)
+    place = site.audit.path.with_name(REFUSALS_FILE)
     assert place.stat().st_mode & 0o777 == 0o600
     place.write_text(content)
     assert [said(site, asked(0)) for _ in range(3)] == ["not-started"] * 3

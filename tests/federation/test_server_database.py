@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from partsong.federation.flower.server_process import MESSAGES, OVERWRITES, purge
+from partsong.federation.flower.server_process import MESSAGE_TABLES, OVERWRITES, purge_database
 
 PRAGMAS = (("journal_mode", "WAL"), *OVERWRITES)
 
@@ -46,12 +46,12 @@ def test_a_message_that_was_delivered_is_in_no_file_and_others_are(database, tmp
     flower.execute(f"PRAGMA secure_delete = {'ON' if is_overwritten else 'OFF'}")
     delivered, waiting = secrets.token_bytes(100_000), secrets.token_bytes(100_000)
     put(flower, 1, delivered)
-    purge(path)
+    purge_database(path)
     put(flower, 2, waiting)
     flower.execute("DELETE FROM objects WHERE number = 1")
     flower.commit()
     assert kept(tmp_path, delivered)
-    purge(path)
+    purge_database(path)
     assert bool(kept(tmp_path, delivered)) != is_overwritten
     assert kept(tmp_path, waiting) == ["state.db"]
     assert (tmp_path / "state.db-wal").stat().st_size == 0
@@ -60,11 +60,11 @@ def test_a_message_that_was_delivered_is_in_no_file_and_others_are(database, tmp
 
 def test_when_the_server_ends_nothing_is_left_of_any_message(database, tmp_path):
     path, flower = database
-    assert "objects" in MESSAGES
+    assert "objects" in MESSAGE_TABLES
     waiting = secrets.token_bytes(100_000)
     put(flower, 1, waiting)
     flower.execute("PRAGMA secure_delete = OFF")
-    purge(path, entirely=True)
+    purge_database(path, entirely=True)
     assert not kept(tmp_path, waiting)
     assert flower.execute("SELECT count(*) FROM objects").fetchone() == (0,)
 
@@ -73,10 +73,10 @@ def test_a_purge_waits_for_nobody_and_what_is_no_database_is_left_alone(database
     path, flower = database
     flower.execute("BEGIN IMMEDIATE")
     flower.execute("INSERT INTO objects VALUES (1, x'00')")
-    purge(path)
+    purge_database(path)
     flower.commit()
     (tmp_path / "other.db").write_bytes(b"no database")
-    purge(tmp_path / "other.db", entirely=True)
+    purge_database(tmp_path / "other.db", entirely=True)
     assert (tmp_path / "other.db").read_bytes() == b"no database"
-    purge(tmp_path / "none.db", entirely=True)
+    purge_database(tmp_path / "none.db", entirely=True)
     assert not (tmp_path / "none.db").exists()

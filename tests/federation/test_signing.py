@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from partsong.core.interfaces import Layout, Message
 from partsong.errors import FileError, FormatError, ParameterError, PartyError, SiteLost, SiteRefused, UploadError
-from partsong.federation.audit_log import sound_lines
+from partsong.federation.audit_log import read_intact_lines
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.signing import (
-    ADDED_BYTES,
     COORDINATOR,
-    Signed,
+    SIGNATURE_OVERHEAD,
+    Envelope,
     SignedSite,
-    Way,
-    bound_to,
-    context_of,
-    identity,
+    SignedTransport,
+    bind_context,
     public_key,
+    request_digest,
+    run_context,
     signer,
     verifier,
-    words_context_of,
+    vocabulary_context,
 )
-from partsong.federation.site.plan import Data, plan_of
-from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.site.plan import SiteData, build_plan
+from partsong.federation.transports.base import InProcess, NoReply
 from partsong.federation.wire import Kind, Refusal, Reply, Request
 from tests.federation.helpers import (
     COLUMNS,
@@ -75,7 +75,7 @@ def relay_of(federation, **changes):
 
 def signed(transport, secret=SECRET, keys=secret_of):
     known = {name: verifier(public_key(keys(name), name)) for name in PARTIES}
-    return Signed(transport, signer(secret, COORDINATOR), known)
+    return SignedTransport(transport, signer(secret, COORDINATOR), known)
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def test_what_was_pushed_is_opened_as_it_arrives(federation):
     transport = signed(relay_of(federation))
     asked = recorded_requests(federation)
     transport.push({name: asked[name] for name in PARTIES}, 1.0)
-    heard = {name: Reply.read(reply) for name, reply in (transport.arrived(1.0) for _ in PARTIES)}
+    heard = {name: Reply.from_bytes(reply) for name, reply in (transport.next_reply(1.0) for _ in PARTIES)}
     assert sorted(heard) == sorted(PARTIES)
-    assert transport.arrived(0.0) is None
+    assert transport.next_reply(0.0) is None
     transport.push({"east": asked["east"]}, 1.0)
-    assert set(transport.recall()) == {"east"}
+    assert set(transport.cancel()) == {"east"}
 
 
 def recorded_requests(federation):
@@ -110,11 +110,13 @@ def recorded_requests(federation):
 def test_a_request_that_the_coordinator_has_not_signed_is_refused_before_it_is_read(federation, secret):
     relay = relay_of(federation)
     request = recorded_requests(federation)["east"]
-    sent = request if secret is None else Way("request", "east").signed(signer(secret, COORDINATOR), request)
+    sent = request if secret is None else Envelope("request", "east").sign(signer(secret, COORDINATOR), request)
     reply = relay.ask({"east": sent}, 1.0)["east"]
-    opened = Way("reply", "east", identity(sent)).opened(verifier(public_key(secret_of("east"), "east")), reply)
-    assert Reply.read(opened).answer == Refusal("unsigned")
-    [line], error = sound_lines(federation.site("east").audit.path)
+    opened = Envelope("reply", "east", request_digest(sent)).verify(
+        verifier(public_key(secret_of("east"), "east")), reply
+    )
+    assert Reply.from_bytes(opened).answer == Refusal("unsigned")
+    [line], error = read_intact_lines(federation.site("east").audit.path)
     assert (line["refusal"], error) == ("unsigned", None)
     assert not (federation.site("east").folder / "runs").exists()
 
@@ -127,11 +129,11 @@ def test_a_coordinator_with_another_key_is_told_so(federation):
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.START, Kind.WORK])
 def test_a_request_that_was_changed_on_its_way_is_not_acted_on(federation, kind):
     def changed(name, data):
-        request = Request.read(data[:-ADDED_BYTES])
+        request = Request.from_bytes(data[:-SIGNATURE_OVERHEAD])
         if name != "east" or request.nonce.kind != kind:
             return data
         other = Request(request.party, request.nonce, request.body, {**request.note, "more": 1}, request.seen)
-        return other.written() + data[-ADDED_BYTES:]
+        return other.to_bytes() + data[-SIGNATURE_OVERHEAD:]
 
     with pytest.raises(SiteLost, match="east"):
         list(federation.rounds(signed(relay_of(federation, down=changed))))
@@ -165,24 +167,26 @@ def test_a_reply_of_another_site_is_not_used(federation):
 
 def test_a_site_whose_key_is_not_known_is_not_asked(federation):
     with pytest.raises(ParameterError, match="east"):
-        Signed(relay_of(federation), signer(SECRET, COORDINATOR), {})
+        SignedTransport(relay_of(federation), signer(SECRET, COORDINATOR), {})
 
 
 def test_who_is_lost_stays_lost(federation):
     relay = TwoStageProgram({"east": lambda data: 1 / 0})
-    assert signed(relay).ask({"east": b"x"}, 1.0)["east"] == Lost("ZeroDivisionError")
+    assert signed(relay).ask({"east": b"x"}, 1.0)["east"] == NoReply("ZeroDivisionError")
 
 
 KEY = verifier(public_key(SECRET, COORDINATOR))
-WAY = Way("request", "east")
-SIGNED = WAY.signed(signer(SECRET, COORDINATOR), b"some content")
+WAY = Envelope("request", "east")
+SIGNED = WAY.sign(signer(SECRET, COORDINATOR), b"some content")
 
 
-@pytest.mark.parametrize("way", [Way("reply", "east"), Way("request", "north"), Way("request", "east", "x")])
+@pytest.mark.parametrize(
+    "way", [Envelope("reply", "east"), Envelope("request", "north"), Envelope("request", "east", "x")]
+)
 def test_a_signature_serves_on_its_way_alone(way):
-    assert WAY.opened(KEY, SIGNED) == b"some content"
+    assert WAY.verify(KEY, SIGNED) == b"some content"
     with pytest.raises(FormatError, match="signature"):
-        way.opened(KEY, SIGNED)
+        way.verify(KEY, SIGNED)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -193,7 +197,7 @@ def test_whatever_is_changed_is_found(data):
     flipped = SIGNED[:place] + bytes([SIGNED[place] ^ 1 << data.draw(st.integers(0, 7))]) + SIGNED[place + 1 :]
     changed = {"flip": flipped, "cut": SIGNED[:place], "add": SIGNED[:place] + b"x" + SIGNED[place:]}[how]
     with pytest.raises(FormatError):
-        WAY.opened(KEY, changed)
+        WAY.verify(KEY, changed)
 
 
 ROSTER = {name: public_key(secret_of(name), name) for name in NAMES[:3]}
@@ -203,11 +207,11 @@ SETTINGS = {"rank": 2, "rounds": 2, "secure_aggregation": True, "mask_bound": 1e
 
 class Pinned(Federation):
     def site(self, name, **changes):
-        data = Data(rows_of(name), COLUMNS, secret_of(name))
+        data = SiteData(rows_of(name), COLUMNS, secret_of(name))
         return replace(super().site(name), roster=ROSTER, data=data, **changes)
 
     def plan(self):
-        return plan_of(self.experiment.told(), 3, ROSTER)
+        return build_plan(self.experiment.told(), 3, ROSTER)
 
 
 def lied_to(tmp_path, change, **experiment):
@@ -215,18 +219,20 @@ def lied_to(tmp_path, change, **experiment):
     transport = Recorded(federation.transport().sites, change)
     with pytest.raises(PartyError, match=r"phase 0 \(keys\).*other settings"):
         list(federation.rounds(transport))
-    assert {Request.read(request).nonce.phase for _, request, _ in transport.asked} == {0}, "nothing has been masked"
+    assert {Request.from_bytes(request).nonce.phase for _, request, _ in transport.asked} == {0}, (
+        "nothing has been masked"
+    )
 
 
 def test_a_server_that_tells_others_another_experiment_gets_no_sum(tmp_path):
     """Pulled to the model by force, the others would send nothing but that, and the sum would be one site's upload."""
 
     def change(name, request):
-        read = Request.read(request)
+        read = Request.from_bytes(request)
         if name == "east" or read.note.get("experiment") is None:
             return request
         read.note["experiment"]["strength"] = 1e9
-        return Request(name, read.nonce, read.body, read.note, read.seen).written()
+        return Request(name, read.nonce, read.body, read.note, read.seen).to_bytes()
 
     lied_to(tmp_path, change, method="fedprox", strength=0.0, local_steps=2)
 
@@ -235,11 +241,11 @@ def test_a_server_that_tells_one_other_columns_gets_no_sum(tmp_path):
     """In columns that are zero at all others, the sum would be one site's own."""
 
     def change(name, request):
-        read = Request.read(request)
+        read = Request.from_bytes(request)
         if name != "east" or read.nonce.kind is not Kind.START:
             return request
         turned = Message({"columns": np.ascontiguousarray(np.asarray(read.body["columns"])[::-1])})
-        return Request(name, read.nonce, turned, read.note, read.seen).written()
+        return Request(name, read.nonce, turned, read.note, read.seen).to_bytes()
 
     lied_to(tmp_path, change, method="exact")
 
@@ -256,13 +262,13 @@ def told_other_frequencies(tmp_path, lie):
     federation = of_texts(tmp_path)
 
     def change(name, request):
-        read = Request.read(request)
+        read = Request.from_bytes(request)
         if read.nonce.kind is not Kind.FINISH or not read.nonce.run.endswith(".words"):
             return request
         documents, n_documents = lie(name, len(read.body["documents"]))
         told = {"documents": np.asarray(documents), "n_documents": np.array([n_documents])}
         body = Message({**read.body.arrays, **told}, read.body.weight)
-        return Request(name, read.nonce, body, read.note, read.seen).written()
+        return Request(name, read.nonce, body, read.note, read.seen).to_bytes()
 
     transport = Recorded(federation.transport().sites, change)
 
@@ -280,7 +286,7 @@ def test_a_server_that_tells_one_other_frequencies_of_words_gets_no_sum(tmp_path
     )
     with pytest.raises(PartyError, match=r"phase 0 \(keys\).*other settings"):
         rounds()
-    nonces = [Request.read(request).nonce for _, request, _ in transport.asked]
+    nonces = [Request.from_bytes(request).nonce for _, request, _ in transport.asked]
     assert {nonce.phase for nonce in nonces if nonce.run == "run-1"} == {0}, "nothing has been masked"
     assert any(nonce.run == "run-1" and nonce.kind is Kind.WORK for nonce in nonces)
 
@@ -329,16 +335,16 @@ def test_the_server_of_a_masked_run_over_texts_goes_on_with_the_record_of_their_
 
 def test_the_context_is_that_of_all_that_a_start_tells():
     columns, layout = np.arange(32, dtype=np.uint8).reshape(2, 16), Layout(("a", "b", "c"), 2, 5, "float64")
-    same = context_of({"x": 1, "y": [2]}, columns, layout)
-    assert same == context_of({"y": [2], "x": 1}, columns.copy(), layout)
+    same = run_context({"x": 1, "y": [2]}, columns, layout)
+    assert same == run_context({"y": [2], "x": 1}, columns.copy(), layout)
     others = [({"x": 1, "y": [3]}, columns, layout), ({"x": 1, "y": [2]}, columns[::-1], layout)]
     others += [({"x": 1, "y": [2]}, columns, replace(layout, seed=6))]
-    assert len({same, *(context_of(*other) for other in others)}) == 4
+    assert len({same, *(run_context(*other) for other in others)}) == 4
     masks = Experiment.from_table({**SETTINGS, "method": "exact"}).reduction(3, ROSTER)
-    assert bound_to(same, masks).context == same.encode()
+    assert bind_context(same, masks).context == same.encode()
     open_sums = Experiment.from_table({"method": "exact", "rank": 2, "rounds": 1}).reduction(3)
-    assert bound_to(same, open_sums) == open_sums
-    words = [words_context_of(*told) for told in (([1, 2], 3), ([2, 1], 3), ([1, 2], 4))]
-    assert words[0] == words_context_of(np.array([1.0, 2.0]), np.float64(3))
+    assert bind_context(same, open_sums) == open_sums
+    words = [vocabulary_context(*told) for told in (([1, 2], 3), ([2, 1], 3), ([1, 2], 4))]
+    assert words[0] == vocabulary_context(np.array([1.0, 2.0]), np.float64(3))
     assert len({*words, same}) == 4
-    assert bound_to(same, bound_to(words[0], masks)).context == (words[0] + same).encode()
+    assert bind_context(same, bind_context(words[0], masks)).context == (words[0] + same).encode()

@@ -16,8 +16,8 @@ from partsong.federation.ledger import OpeningBalance
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.server.launch import run_experiment
 from partsong.federation.signing import public_key
-from partsong.federation.site.plan import Data
-from partsong.federation.site.state import RunFolder, Worked
+from partsong.federation.site.plan import SiteData
+from partsong.federation.site.state import RunFolder, WorkState
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import CODES, Kind, Nonce, Refusal, Reply, Request, load_state
 from partsong.privacy.randomness import system_source
@@ -50,15 +50,17 @@ def recorded(federation, rounds=None, **kwargs):
 
 
 def of_kind(asked, name, kind, phase=0):
-    return [(r, a) for n, r, a in asked if n == name and Request.read(r).nonce.kind is kind and phase == phase_of(r)]
+    return [
+        (r, a) for n, r, a in asked if n == name and Request.from_bytes(r).nonce.kind is kind and phase == phase_of(r)
+    ]
 
 
 def phase_of(request):
-    return Request.read(request).nonce.phase
+    return Request.from_bytes(request).nonce.phase
 
 
 def code_of(reply):
-    answer = Reply.read(reply).answer
+    answer = Reply.from_bytes(reply).answer
     return answer.code if isinstance(answer, Refusal) else None
 
 
@@ -86,35 +88,35 @@ def test_a_repeated_request_gets_the_same_bytes(midway):
 def test_another_request_under_the_same_nonce_is_refused(midway):
     federation, asked = midway
     for kind, phase in ((Kind.WORK, 0), (Kind.REDUCE, 2), (Kind.REDUCE, 3)):
-        request = Request.read(of_kind(asked, "east", kind, phase)[0][0])
+        request = Request.from_bytes(of_kind(asked, "east", kind, phase)[0][0])
         other = replace(request, body=Message({**request.body.arrays, "more": np.ones(1)}))
-        assert code_of(federation.site("east").answer(other.written())) == "conflict"
+        assert code_of(federation.site("east").answer(other.to_bytes())) == "conflict"
     assert federation.site("east").ledger.serial == 1
 
 
 def test_phases_are_answered_in_order(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True))
     site, asked = federation.site("east"), recorded(federation, 1)
-    request = Request.read(of_kind(asked, "east", Kind.REDUCE, 3)[0][0])
+    request = Request.from_bytes(of_kind(asked, "east", Kind.REDUCE, 3)[0][0])
     for nonce in (replace(request.nonce, round=1), replace(request.nonce, phase=7), replace(request.nonce, attempt=3)):
-        assert code_of(site.answer(replace(request, nonce=nonce).written())) == "out-of-turn"
+        assert code_of(site.answer(replace(request, nonce=nonce).to_bytes())) == "out-of-turn"
 
 
 def test_a_new_attempt_is_a_new_charged_release(in_the_open):
     federation, asked = in_the_open
-    request = Request.read(of_kind(asked, "east", Kind.WORK)[0][0])
+    request = Request.from_bytes(of_kind(asked, "east", Kind.WORK)[0][0])
     again = replace(request, nonce=replace(request.nonce, attempt=1))
-    reply = federation.site("east").answer(again.written())
+    reply = federation.site("east").answer(again.to_bytes())
     assert code_of(reply) is None
     assert [line["attempt"][1:] for line in federation.site("east").ledger.chain.lines()] == [[0, 0], [0, 1]]
 
 
 def test_a_masked_round_is_summed_once(midway):
     federation, asked = midway
-    request = Request.read(of_kind(asked, "east", Kind.WORK)[0][0])
+    request = Request.from_bytes(of_kind(asked, "east", Kind.WORK)[0][0])
     for nonce in (replace(request.nonce, attempt=1), replace(request.nonce, round=1)):
         others = {**request.note, "participants": ["east", "north", "south"]}
-        reply = federation.site("east").answer(replace(request, nonce=nonce, note=others).written())
+        reply = federation.site("east").answer(replace(request, nonce=nonce, note=others).to_bytes())
         assert code_of(reply) == "round-closed"
     assert federation.site("east").ledger.serial == 1
 
@@ -131,7 +133,7 @@ def test_a_round_inside_a_batch_is_summed_once(inside):
     federation, asked = inside
     site, [(work, reply)] = federation.site("east"), of_kind(asked, "east", Kind.WORK, 2)
     assert site.answer(work) == reply
-    work = Request.read(work)
+    work = Request.from_bytes(work)
     for changes, code in (
         ({"attempt": 1}, "round-closed"),
         ({"attempt": 1, "phase": 0}, "round-closed"),
@@ -140,13 +142,13 @@ def test_a_round_inside_a_batch_is_summed_once(inside):
         ({"round": 0, "attempt": 1}, "out-of-step"),
         ({"phase": 3}, "conflict"),
     ):
-        assert code_of(site.answer(replace(work, nonce=replace(work.nonce, **changes)).written())) == code
-    reduce = Request.read(of_kind(asked, "east", Kind.REDUCE, 3)[1][0])
+        assert code_of(site.answer(replace(work, nonce=replace(work.nonce, **changes)).to_bytes())) == code
+    reduce = Request.from_bytes(of_kind(asked, "east", Kind.REDUCE, 3)[1][0])
     other = replace(reduce, body=Message({"survivors": np.frombuffer(b'["east", "north"]', np.uint8)}, 0.0))
-    assert code_of(site.answer(other.written())) == "conflict"
+    assert code_of(site.answer(other.to_bytes())) == "conflict"
     for phase in (1, 2):
         nonce = replace(reduce.nonce, phase=phase)
-        assert code_of(site.answer(replace(reduce, nonce=nonce).written())) in ("out-of-turn", "conflict")
+        assert code_of(site.answer(replace(reduce, nonce=nonce).to_bytes())) in ("out-of-turn", "conflict")
     assert site.ledger.serial == 2
 
 
@@ -158,37 +160,37 @@ def test_a_server_that_shows_two_lists_of_survivors_gets_no_sum_and_no_second_an
     ]
 
     def change(name, data):
-        request = Request.read(data)
+        request = Request.from_bytes(data)
         if (request.nonce.round, request.nonce.phase) != (index, 3):
             return data
-        return replace(request, body=Message({"survivors": lists[name in ("south", "west")]}, 0.0)).written()
+        return replace(request, body=Message({"survivors": lists[name in ("south", "west")]}, 0.0)).to_bytes()
 
     transport = Recorded(federation.transport().sites, change)
     with pytest.raises(PartyError, match=r"phase 3 \(unmasking\).*No upload was revealed"):
         list(federation.rounds(transport))
     for name, data, reply in transport.asked[-4:]:
-        request = Request.read(data)
+        request = Request.from_bytes(data)
         assert code_of(reply) is None
         other = replace(request, body=Message({"survivors": lists[name not in ("south", "west")]}, 0.0))
-        assert code_of(federation.site(name).answer(other.written())) == "conflict"
+        assert code_of(federation.site(name).answer(other.to_bytes())) == "conflict"
         again = replace(other, nonce=replace(request.nonce, attempt=1))
-        assert code_of(federation.site(name).answer(again.written())) == "out-of-turn"
+        assert code_of(federation.site(name).answer(again.to_bytes())) == "out-of-turn"
 
 
 def test_a_site_without_keys_for_a_sum_says_so_and_sends_nothing(midway):
     """The second round without a set-up at a site that has lost what it kept of the first, and with strangers."""
     federation, asked = midway
-    request = Request.read(of_kind(asked, "east", Kind.WORK)[0][0])
+    request = Request.from_bytes(of_kind(asked, "east", Kind.WORK)[0][0])
     nonce, note = replace(request.nonce, round=1, phase=2), {**request.note, "counted": [0, 0]}
     strangers = {**note, "participants": ["east", "north", "south", "west"]}
     site = federation.site("east")
-    assert code_of(site.answer(replace(request, nonce=nonce, note=strangers).written())) == "protocol"
+    assert code_of(site.answer(replace(request, nonce=nonce, note=strangers).to_bytes())) == "protocol"
     assert "cannot be in a sum with 'east'" in (federation.folder / "east" / "site.log").read_text()
     files = RunFolder(federation.folder / "east" / "runs" / "run-1")
-    tally = files.tally(system_source)
-    files.save_tally(replace(tally, standing=replace(tally.standing, place=None)), system_source)
+    tally = files.load_progress(system_source)
+    files.save_progress(replace(tally, reduction_state=replace(tally.reduction_state, place=None)), system_source)
     again = replace(request, nonce=replace(nonce, attempt=1), note=note)
-    assert code_of(site.answer(again.written())) == "protocol"
+    assert code_of(site.answer(again.to_bytes())) == "protocol"
     assert "has no keys for this sum" in (federation.folder / "east" / "site.log").read_text()
     assert not list(files.path.glob("sent-1-*"))
 
@@ -200,7 +202,7 @@ def test_a_site_that_lost_its_files_gets_a_new_set_up(tmp_path):
     rounds.close()
     shutil.rmtree(tmp_path / "east" / "runs")
     asked = recorded(federation)
-    phases = [(Request.read(r).nonce.round, phase_of(r)) for n, r, _ in asked if n == "west"]
+    phases = [(Request.from_bytes(r).nonce.round, phase_of(r)) for n, r, _ in asked if n == "west"]
     assert phases == [(2, 2), (2, 3), (3, 0), (3, 1), (3, 2), (3, 3), (4, 0)]
 
 
@@ -208,22 +210,22 @@ def test_secrets_of_a_sum_are_gone_when_it_is_over(inside):
     """A site keeps what later sums of the batch need; and nothing when the run has ended."""
     federation, _ = inside
     files = RunFolder(federation.folder / "east" / "runs" / "run-1")
-    kept = files.tally(system_source).standing.place
+    kept = files.load_progress(system_source).reduction_state.place
     assert min(kept.own) == min(kept.held) == 1, "of round 1, which the server has not counted yet here"
     list(federation.rounds())
-    assert files.tally(system_source).standing is None
+    assert files.load_progress(system_source).reduction_state is None
 
 
 def test_old_rounds_and_strange_histories_are_refused(tmp_path):
     federation = Federation(tmp_path, Experiment("fedavg", 3, 3))
     asked = recorded(federation, 3)
-    works = [Request.read(request) for request, _ in of_kind(asked, "east", Kind.WORK)]
+    works = [Request.from_bytes(request) for request, _ in of_kind(asked, "east", Kind.WORK)]
     site = federation.site("east")
-    assert code_of(site.answer(works[0].written())) == "out-of-step"
+    assert code_of(site.answer(works[0].to_bytes())) == "out-of-step"
     strange = replace(works[2], nonce=replace(works[2].nonce, attempt=1), note={**works[2].note, "counted": [0, 5]})
-    assert code_of(site.answer(strange.written())) == "out-of-step"
+    assert code_of(site.answer(strange.to_bytes())) == "out-of-step"
     beyond = replace(works[2], nonce=replace(works[2].nonce, round=3), note={**works[2].note, "counted": [2, 0]})
-    assert code_of(site.answer(beyond.written())) == "rounds"
+    assert code_of(site.answer(beyond.to_bytes())) == "rounds"
 
 
 def test_a_site_restored_from_an_older_copy_refuses_until_its_ledger_is_ahead(tmp_path):
@@ -237,7 +239,7 @@ def test_a_site_restored_from_an_older_copy_refuses_until_its_ledger_is_ahead(tm
     with pytest.raises(SiteRefused, match="'behind'"):
         next(rounds)
     ledger = federation.site("east").ledger
-    ledger.open_with(OpeningBalance(1, "restored from a copy"))
+    ledger.append_opening(OpeningBalance(1, "restored from a copy"))
     assert ledger.serial == 2
     with pytest.raises(SiteRefused, match="'out-of-step'"):  # the ledger is ahead, the state is not
         list(federation.rounds())
@@ -252,10 +254,10 @@ def test_an_edited_ledger_answers_nothing(in_the_open):
 
 def test_requests_for_others_and_unknown_runs_are_refused(in_the_open):
     federation, asked = in_the_open
-    request = Request.read(of_kind(asked, "east", Kind.WORK)[0][0])
-    assert code_of(federation.site("north").answer(request.written())) == "not-addressed"
+    request = Request.from_bytes(of_kind(asked, "east", Kind.WORK)[0][0])
+    assert code_of(federation.site("north").answer(request.to_bytes())) == "not-addressed"
     unknown = replace(request, nonce=replace(request.nonce, run="another"))
-    assert code_of(federation.site("east").answer(unknown.written())) == "not-started"
+    assert code_of(federation.site("east").answer(unknown.to_bytes())) == "not-started"
     assert code_of(federation.site("east").answer(b"\x00" * 40)) == "unreadable"
 
 
@@ -265,7 +267,7 @@ def test_the_server_of_a_masked_run_hears_no_upload(inside, index):
     federation, asked = inside
     heard = b"".join(reply for _, _, reply in asked)
     for name in federation.names:
-        upload = load_state(federation.folder / name / "runs" / "run-1" / f"work-{index}-0", Worked).upload
+        upload = load_state(federation.folder / name / "runs" / "run-1" / f"work-{index}-0", WorkState).upload
         encoded = federation.plan().reduction.encoding(3).encoded(name, upload)
         assert len(encoded) > 12
         for numbers in (encoded, *upload.arrays.values()):
@@ -277,10 +279,10 @@ def test_a_hidden_round_goes_on_with_the_same_company_or_not_at_all(tmp_path, as
     federation = Federation(tmp_path, Experiment("syn-ssd-u", 3, 1, local_steps=2, secure_aggregation=True), NAMES)
 
     def change(name, data):
-        request = Request.read(data)
+        request = Request.from_bytes(data)
         if name != "east" or request.nonce.kind is not Kind.WORK or request.nonce.round != 2:
             return data
-        return replace(request, note={**request.note, "participants": asked_for}).written()
+        return replace(request, note={**request.note, "participants": asked_for}).to_bytes()
 
     with pytest.raises(SiteRefused, match="'company'"):
         recorded(federation, change=change)
@@ -368,11 +370,11 @@ def test_the_budget_is_over_all_runs_and_attempts(tmp_path):
     with pytest.raises(BudgetSpent, match="'budget'"):
         list(replace(first, run="run-2").rounds())
     assert "of epsilon = 1.3" in (tmp_path / "east" / "site.log").read_text()
-    work, site = Request.read(of_kind(asked, "east", Kind.WORK)[1][0]), first.site("east")
+    work, site = Request.from_bytes(of_kind(asked, "east", Kind.WORK)[1][0]), first.site("east")
     attempts = [replace(work, nonce=replace(work.nonce, attempt=number)) for number in (1, 2)]
-    codes = [code_of(site.answer(attempt.written())) for attempt in attempts]
+    codes = [code_of(site.answer(attempt.to_bytes())) for attempt in attempts]
     assert codes == [None, "budget"]
-    spent = site.ledger.books().spent
+    spent = site.ledger.load().privacy_ledger
     assert len(spent) == 3
     assert spent.epsilon(1e-5) <= 1.3 < spent.after(spent.entries[0][0]).epsilon(1e-5)
 
@@ -392,7 +394,7 @@ def test_what_a_site_must_not_send_is_refused_at_the_server(tmp_path, fault):
 
     def spoiled(data):
         answered = federation.site("north").answer(data)
-        reply = Reply.read(answered)
+        reply = Reply.from_bytes(answered)
         if reply.nonce.kind is not Kind.WORK:
             return answered
         H = reply.answer["H"]
@@ -409,7 +411,7 @@ def test_what_a_site_must_not_send_is_refused_at_the_server(tmp_path, fault):
                 return answered[:-9]
             case "huge":
                 reply = replace(reply, answer=Message({"H": H + 1e300}, reply.answer.weight))
-        return reply.written()
+        return reply.to_bytes()
 
     transport = federation.transport()
     transport = InProcess({**transport.sites, "north": spoiled})
@@ -446,7 +448,7 @@ def test_columns_are_put_in_the_agreed_order(tmp_path):
     plain = Federation(tmp_path / "plain", Experiment("exact", 3, 2))
     mixed = Federation(tmp_path / "mixed", Experiment("exact", 3, 2))
     order = np.random.default_rng(0).permutation(len(COLUMNS))
-    turned = Data(rows_of("north")[:, order], tuple(COLUMNS[at] for at in order), secret_of("north"))
+    turned = SiteData(rows_of("north")[:, order], tuple(COLUMNS[at] for at in order), secret_of("north"))
     mixed.sites["north"] = mixed.site("north", data=turned)
     *_, one = plain.rounds()
     *_, other = mixed.rounds()
@@ -455,7 +457,7 @@ def test_columns_are_put_in_the_agreed_order(tmp_path):
 
 def test_a_site_that_lacks_columns_is_told_which_and_the_server_how_many(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2))
-    less = Data(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
+    less = SiteData(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
     federation.sites["north"] = federation.site("north", data=less)
     transport = Recorded(federation.transport().sites)
     with pytest.raises(FeatureError, match=r"north: 0 extra, 2 missing") as caught:
@@ -471,17 +473,17 @@ def test_a_site_that_lacks_columns_is_told_which_and_the_server_how_many(tmp_pat
 def test_with_a_roster_another_site_tells_the_names_past_the_server(tmp_path, lies):
     federation = Federation(tmp_path, Experiment("exact", 3, 2))
     roster = {name: public_key(secret_of(name), name) for name in federation.names}
-    less = Data(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
+    less = SiteData(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
     federation.sites["north"] = federation.site("north", data=less, roster=roster)
 
     def change(name, data):
         """A server that puts a key of its own in place of the site's."""
-        request = Request.read(data)
+        request = Request.from_bytes(data)
         if not lies or "key" not in request.body.arrays:
             return data
         own = Correspondent("north", "run-1", 99, roster).asks()
-        return replace(request, body=Message({**request.body.arrays, **own.arrays})).written()
+        return replace(request, body=Message({**request.body.arrays, **own.arrays})).to_bytes()
 
     transport = Recorded(federation.transport().sites, change)
     with pytest.raises(FeatureError, match=r"north: 0 extra, 2 missing"):
@@ -494,7 +496,7 @@ def test_with_a_roster_another_site_tells_the_names_past_the_server(tmp_path, li
 
 def test_columns_that_all_have_can_be_agreed_on(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2, columns="common"))
-    less = Data(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
+    less = SiteData(rows_of("north")[:, :10], COLUMNS[:10], secret_of("north"))
     federation.sites["north"] = federation.site("north", data=less)
     *_, done = run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1")
     assert done.model["H"].shape == (3, 10)
@@ -526,6 +528,6 @@ def test_a_key_of_the_sites_changes_all_hashes_and_so_does_the_run(tmp_path):
     hello = Request("east", Nonce("run-1"), note=note)
     other = replace(hello, nonce=Nonce("run-2"))
     keyed = federation.site("east", key=b"shared among sites")
-    found = [Reply.read(site.answer(r.written())).answer["columns"].tobytes() for site, r in
+    found = [Reply.from_bytes(site.answer(r.to_bytes())).answer["columns"].tobytes() for site, r in
              ((federation.site("east"), hello), (federation.site("east"), other), (keyed, hello))]  # fmt: skip
     assert len(set(found)) == 3

@@ -18,9 +18,9 @@ from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.signing import public_key
-from partsong.federation.site.plan import Data
-from partsong.federation.site.results import Ending
-from partsong.federation.site.state import FULL, LONGEST, mark_of, write_down
+from partsong.federation.site.plan import SiteData
+from partsong.federation.site.results import ResultWriter
+from partsong.federation.site.state import MAX_LETTERS, MAX_LOG_BYTES, append_to_log, data_digest
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
 from tests.federation.helpers import COLUMNS, NAMES, Counting, Federation, TextFederation, rows_of, secret_of
@@ -33,7 +33,7 @@ def changed(site, value):
     """The same site, where one number of its rows is another."""
     rows = rows_of(site.name)
     rows[3, 4] = value
-    return replace(site, data=Data(rows, COLUMNS, secret_of(site.name)))
+    return replace(site, data=SiteData(rows, COLUMNS, secret_of(site.name)))
 
 
 @pytest.mark.parametrize("value", [-1.0, np.nan, np.inf, 1e200])
@@ -42,7 +42,7 @@ def test_no_run_begins_over_rows_that_join_would_refuse(tmp_path, value):
     asked = recorded(federation, 1)
     site = changed(replace(federation.site("east"), folder=tmp_path / "other"), value)
     for kind in (Kind.HELLO, Kind.START):
-        reply = site.answer(request_of(asked, kind).written())
+        reply = site.answer(request_of(asked, kind).to_bytes())
         assert code_of(reply) == "data"
         assert b"gene" not in reply
     assert "gene-4" in (tmp_path / "other" / "site.log").read_text() or value == 1e200
@@ -69,7 +69,7 @@ def test_rows_are_known_again_however_they_are_held():
     turned = np.ascontiguousarray(rows[:, ::-1])
 
     def mark(held, at=order):
-        return mark_of(held, at)
+        return data_digest(held, at)
 
     back = tuple(11 - at for at in order)
     assert mark(rows) == mark(np.asfortranarray(rows)) == mark(turned, back) == mark(rows[:, :4])
@@ -89,7 +89,7 @@ def test_a_run_over_texts_begins_with_those_that_sites_have_agreed_over(tmp_path
     was, now = federation.site("north").answer, others.site("north").answer
 
     def changing(data):
-        nonce = Request.read(data).nonce
+        nonce = Request.from_bytes(data).nonce
         return (now if (nonce.run, nonce.kind) == ("run-1", Kind.START) else was)(data)
 
     sites = {**federation.transport().sites, "north": changing}
@@ -131,8 +131,8 @@ def test_a_fit_that_is_no_number_is_not_told_as_one(tmp_path, monkeypatch):
 def test_weights_that_are_no_numbers_are_not_kept(tmp_path):
     solver = SimpleNamespace(solve_rows=lambda matrix, Ht: np.full((16, 3), np.nan))
     program = SimpleNamespace(rank=3, solver=solver)
-    ending = Ending("run-1", {"method": "fedavg", "rank": 3}, program, 3, as_matrix(rows_of("east")), COLUMNS)
-    assert "weights.npy was not written" in ending.keep(tmp_path / "kept", Message({"components": np.ones((3, 12))}))
+    ending = ResultWriter("run-1", {"method": "fedavg", "rank": 3}, program, 3, as_matrix(rows_of("east")), COLUMNS)
+    assert "weights.npy was not written" in ending.save(tmp_path / "kept", Message({"components": np.ones((3, 12))}))
     assert {path.name for path in (tmp_path / "kept").iterdir()} == {"model.safetensors", "result.json"}
     assert json.loads((tmp_path / "kept" / "result.json").read_text())["relative_error"] is None
 
@@ -153,7 +153,7 @@ def test_who_has_not_heard_the_end_is_told_of_and_hears_it_when_the_run_is_resum
     sites = dict(federation.transport().sites)
 
     def deaf(request):
-        if Request.read(request).nonce.kind is Kind.FINISH:
+        if Request.from_bytes(request).nonce.kind is Kind.FINISH:
             raise ConnectionError
         return sites["south"](request)
 
@@ -170,9 +170,9 @@ def test_who_has_refused_the_end_of_arrivals_is_told_of(tmp_path):
     sites = dict(federation.transport().sites)
 
     def refusing(request):
-        read = Request.read(request)
+        read = Request.from_bytes(request)
         if read.nonce.kind is Kind.FINISH:
-            return Reply("north", read.nonce, Refusal("data")).written()
+            return Reply("north", read.nonce, Refusal("data")).to_bytes()
         return sites["north"](request)
 
     *_, last = arrivals_of(federation, InProcess({**sites, "north": refusing}), tol=1e9)
@@ -188,7 +188,7 @@ def test_a_server_that_is_killed_while_it_tells_the_end_of_arrivals_tells_it_aga
 
     def last_heard(request):
         reply = sites["north"](request)
-        if Request.read(request).nonce.kind is Kind.FINISH:
+        if Request.from_bytes(request).nonce.kind is Kind.FINISH:
             raise KeyboardInterrupt
         return reply
 
@@ -208,14 +208,14 @@ def test_a_server_cannot_fill_the_log(tmp_path):
     note = {"experiment": federation.experiment.told(), "parties": names}
     assert said(site, Request("east", Nonce("q"), note=note)) == "roster"
     [line] = log.read_text().splitlines()
-    assert len(line) < LONGEST + 200
+    assert len(line) < MAX_LETTERS + 200
     assert line.endswith("y.")
     for _ in range(2):
         with log.open("wb") as file:
-            file.truncate(FULL + 1)
-        write_down(tmp_path / "east", "note", "one more")
+            file.truncate(MAX_LOG_BYTES + 1)
+        append_to_log(tmp_path / "east", "note", "one more")
     assert log.read_text().endswith("[note] one more\n")
-    assert sum(path.stat().st_size for path in log.parent.glob("site.log*")) < 2 * FULL + 4096
+    assert sum(path.stat().st_size for path in log.parent.glob("site.log*")) < 2 * MAX_LOG_BYTES + 4096
 
 
 @pytest.mark.parametrize("counts", [{"\x1b[2J": 1}, {"a" * 41: 1}, {"": 1}, {chr(97 + n): n for n in range(9)}])
@@ -224,8 +224,8 @@ def test_counts_of_a_refusal_have_short_plain_names(tmp_path, counts):
     sites = dict(federation.transport().sites)
 
     def lying(data):
-        read = Request.read(data)
-        refusal = Reply("east", read.nonce, Refusal("failed", counts)).written()
+        read = Request.from_bytes(data)
+        refusal = Reply("east", read.nonce, Refusal("failed", counts)).to_bytes()
         return refusal if read.nonce.kind is Kind.WORK else sites["east"](data)
 
     [done] = federation.rounds(InProcess({**sites, "east": lying}))
@@ -238,18 +238,18 @@ def test_the_same_question_for_names_gets_the_same_letter(tmp_path):
     roster = {name: public_key(secret_of(name), name) for name in federation.names}
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
     asked, site = recorded(federation, 1), federation.sites["east"]
-    columns = Reply.read(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
+    columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
     north = Correspondent("north", "run-1", secret_of("north"), roster)
 
     def told(count):
         body = Message({**north.asks().arrays, "columns": columns[:count]})
         nonce = Nonce("run-1", kind=Kind.NAMES, phase=TELL)
-        return site.answer(Request("east", nonce, body, {"for": "north"}).written())
+        return site.answer(Request("east", nonce, body, {"for": "north"}).to_bytes())
 
     assert told(3) == told(3) != told(5)
-    keys = {Reply.read(told(count)).answer["letter"][:32].tobytes() for count in (3, 5)}
+    keys = {Reply.from_bytes(told(count)).answer["letter"][:32].tobytes() for count in (3, 5)}
     assert len(keys) == 2, "no key seals two texts"
-    assert north.reads("east", Reply.read(told(3)).answer) == list(COLUMNS[:3])
+    assert north.reads("east", Reply.from_bytes(told(3)).answer) == list(COLUMNS[:3])
 
 
 def test_a_site_works_in_rounds_for_which_it_was_drawn(tmp_path):
@@ -258,7 +258,7 @@ def test_a_site_works_in_rounds_for_which_it_was_drawn(tmp_path):
     asked, name = recorded(federation), "east"
     schedule = federation.experiment.schedule(len(NAMES))
     drawn = [schedule.participants(NAMES, index) for index in range(4)]
-    work = Request.read(of_kind(asked, name, Kind.WORK)[0][0])
+    work = Request.from_bytes(of_kind(asked, name, Kind.WORK)[0][0])
     fresh = Counting(tmp_path / "fresh", federation.experiment, NAMES)
     site = fresh.site(name)
     for kind in (Kind.HELLO, Kind.START):

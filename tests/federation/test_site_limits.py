@@ -13,13 +13,13 @@ from partsong.errors import FileError, ParameterError, PartsongError
 from partsong.federation.chain import Chain
 from partsong.federation.columns import TELL, Correspondent
 from partsong.federation.experiment import Experiment, RunRequest
-from partsong.federation.ledger import Bounds, Cost, SiteLedger
+from partsong.federation.ledger import AttemptCost, AttemptLimits, SiteLedger
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.signing import public_key
-from partsong.federation.site.plan import Data, plan_of
+from partsong.federation.site.plan import SiteData, build_plan
 from partsong.federation.site.state import RunFolder
-from partsong.federation.transports.base import InProcess, Lost
-from partsong.federation.wire import Denied, Kind, Nonce, Reply, Request
+from partsong.federation.transports.base import InProcess, NoReply
+from partsong.federation.wire import Kind, Nonce, Reply, Request, RequestRefused
 from tests.federation.helpers import COLUMNS, NAMES, Federation, noisy_plan, rows_of, secret_of
 from tests.federation.test_site import code_of, of_kind, recorded
 
@@ -41,12 +41,12 @@ def in_the_open(folder):
 
 
 def request_of(asked, kind, number=0, phase=0):
-    return Request.read(of_kind(asked, "east", kind, phase)[number][0])
+    return Request.from_bytes(of_kind(asked, "east", kind, phase)[number][0])
 
 
 def said(site, request, **nonce):
     """The code of a refusal, or None; `nonce`: what is asked under another one."""
-    return code_of(site.answer(replace(request, nonce=replace(request.nonce, **nonce)).written()))
+    return code_of(site.answer(replace(request, nonce=replace(request.nonce, **nonce)).to_bytes()))
 
 
 def lines_of(site):
@@ -69,13 +69,13 @@ def test_nothing_is_worked_on_in_a_run_that_is_over(tmp_path, make):
         assert site.answer(finish) == reply
     if make is masked:
         assert said(site, request_of(asked, Kind.REDUCE, 0, 3)) == "over"
-    other = replace(Request.read(finish), body=Message({"components": np.ones((3, 12))}))
+    other = replace(Request.from_bytes(finish), body=Message({"components": np.ones((3, 12))}))
     assert said(site, other) == "over"
     assert site.ledger.serial == serial
     assert (tmp_path / "east" / "runs" / "run-1" / "model").read_bytes() == model
 
 
-@pytest.mark.parametrize("step", ["save_model", "forget", "forget_replies"])
+@pytest.mark.parametrize("step", ["save_model", "keep_only", "remove_replies"])
 def test_a_run_is_over_before_anything_of_it_is_forgotten(tmp_path, monkeypatch, step):
     federation = masked(tmp_path)
     asked, site = recorded(federation, 2), federation.site("east")
@@ -88,7 +88,7 @@ def test_a_run_is_over_before_anything_of_it_is_forgotten(tmp_path, monkeypatch,
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, step, stopped)
         with pytest.raises(Stopped):
-            site.answer(finish.written())
+            site.answer(finish.to_bytes())
     work = request_of(asked, Kind.WORK, 0, 2)
     assert said(site, work) == said(site, work, attempt=1) == "over"
     assert said(site, finish) is None
@@ -108,7 +108,7 @@ def test_work_whose_answer_has_left_is_not_done_again_when_its_files_are_gone(tm
     federation = private(tmp_path)
     asked, site = recorded(federation, 1), federation.site("east")
     files = RunFolder(tmp_path / "east" / "runs" / "run-1")
-    files.forget(set())
+    files.keep_only(set())
     assert said(site, request_of(asked, Kind.WORK)) == "conflict"
     shutil.rmtree(files.path)
     assert said(site, request_of(asked, Kind.START)) is None
@@ -138,7 +138,7 @@ def test_work_that_was_cut_off_before_anything_had_left_is_done_again(tmp_path, 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "save_work", lambda *args: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
-            site.answer(request_of(asked, Kind.WORK).written())
+            site.answer(request_of(asked, Kind.WORK).to_bytes())
     if loses_all:
         shutil.rmtree(tmp_path / "east" / "runs")
         assert said(site, request_of(asked, Kind.START)) is None
@@ -195,8 +195,8 @@ def test_a_site_that_stays_away_does_not_use_up_the_attempts_of_the_others(tmp_p
 
         def ask(self, requests, timeout):
             replies = super().ask(requests, timeout)
-            is_away = "west" in requests and Request.read(requests["west"]).nonce.kind is Kind.WORK
-            return {**replies, "west": Lost("away")} if is_away else replies
+            is_away = "west" in requests and Request.from_bytes(requests["west"]).nonce.kind is Kind.WORK
+            return {**replies, "west": NoReply("away")} if is_away else replies
 
     rounds = list(federation.rounds(Away(federation.transport().sites)))
     assert [done.participants for done in rounds] == [NAMES[:3]] * 6
@@ -206,7 +206,7 @@ def test_a_site_that_stays_away_does_not_use_up_the_attempts_of_the_others(tmp_p
 def test_a_run_has_no_more_lines_than_it_can_need(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
     requests = [Request("east", Nonce("run", index, attempt, Kind.WORK)) for index in range(3) for attempt in range(2)]
-    few = Cost(bounds=Bounds(2, 5))
+    few = AttemptCost(limits=AttemptLimits(2, 5))
     for request in requests[:5]:
         assert not ledger.charge(request, few)
     assert ledger.charge(requests[0], few)
@@ -215,7 +215,7 @@ def test_a_run_has_no_more_lines_than_it_can_need(tmp_path):
         if run == "other":
             assert not ledger.charge(request, few)
         else:
-            with pytest.raises(Denied) as caught:
+            with pytest.raises(RequestRefused) as caught:
                 ledger.charge(request, few)
             assert caught.value.refusal.code == "attempts"
 
@@ -226,7 +226,7 @@ def test_under_masks_a_refusal_that_depends_on_the_data_is_the_last_answer_of_it
     worked, asked = [], []
 
     def build(told, n_parties, roster):
-        plan = plan_of(told, n_parties, roster)
+        plan = build_plan(told, n_parties, roster)
         return replace(plan, program=Watched(plan.program, worked, code))
 
     site = replace(federation.site("east"), build=build)
@@ -309,7 +309,7 @@ def test_ranks_tell_of_the_number_of_rows_no_more_than_its_binary_digits():
 def is_let(policy, request, rows):
     try:
         policy.require(request, rows)
-    except Denied:
+    except RequestRefused:
         return False
     return True
 
@@ -322,14 +322,18 @@ def test_agreed_columns_are_found_by_name_in_every_round(tmp_path):
     assert said(site, start) is said(site, works[0]) is None
     X, secret = rows_of("east"), secret_of("east")
     turned = np.concatenate([np.full((len(X), 1), 1e6), X[:, ::-1]], axis=1)
-    fewer, less, single = Data(X[:-1], COLUMNS, secret), Data(X[:, :-1], COLUMNS[:-1], secret), X.astype(np.float32)
-    for data, code in ((fewer, "layout"), (less, "columns"), (Data(single, COLUMNS, secret), "layout")):
+    fewer, less, single = (
+        SiteData(X[:-1], COLUMNS, secret),
+        SiteData(X[:, :-1], COLUMNS[:-1], secret),
+        X.astype(np.float32),
+    )
+    for data, code in ((fewer, "layout"), (less, "columns"), (SiteData(single, COLUMNS, secret), "layout")):
         assert said(replace(site, data=data), works[1]) == code
     assert said(replace(site, policy=Policy(columns=("gene-1*",))), works[1]) == "columns"
     assert site.ledger.serial == 1
-    other = replace(site, data=Data(turned, ("secret", *COLUMNS[::-1]), secret))
-    found = Reply.read(other.answer(works[1].written())).answer["H"]
-    before = Reply.read(of_kind(asked, "east", Kind.WORK)[1][1]).answer["H"]
+    other = replace(site, data=SiteData(turned, ("secret", *COLUMNS[::-1]), secret))
+    found = Reply.from_bytes(other.answer(works[1].to_bytes())).answer["H"]
+    before = Reply.from_bytes(of_kind(asked, "east", Kind.WORK)[1][1]).answer["H"]
     np.testing.assert_array_equal(found, before)
 
 
@@ -349,7 +353,7 @@ def test_names_are_told_in_a_run_under_way_to_those_who_know_the_shared_key(tmp_
 
     def told(site, letter, columns):
         nonce, body = Nonce("run-1", kind=Kind.NAMES, phase=TELL), Message({**letter.arrays, "columns": columns})
-        return site.answer(Request("east", nonce, body, {"for": "north"}).written())
+        return site.answer(Request("east", nonce, body, {"for": "north"}).to_bytes())
 
     for key, tells in ((b"", True), (b"k" * 32, True), (b"k" * 32, False), (b"", False)):
         folder = replace(federation, folder=tmp_path / f"{key.hex()}-{tells}")
@@ -358,7 +362,7 @@ def test_names_are_told_in_a_run_under_way_to_those_who_know_the_shared_key(tmp_
         site, north = folder.sites["east"], Correspondent("north", "run-1", secret_of("north"), roster, key)
         stranger = replace(north, shared=b"" if key else b"other")
         asked = recorded(folder, 1)
-        columns = Reply.read(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
+        columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
         fresh = replace(site, folder=folder.folder / "fresh")
         if not tells:
             assert code_of(told(site, north.asks(), columns)) == "names"
@@ -366,9 +370,9 @@ def test_names_are_told_in_a_run_under_way_to_those_who_know_the_shared_key(tmp_
         assert code_of(told(fresh, north.asks(), columns)) == "not-started"
         assert code_of(told(site, stranger.asks(), columns)) == "shared-key"
         answer = told(site, north.asks(), columns)
-        assert north.reads("east", Reply.read(answer).answer) == list(COLUMNS)
+        assert north.reads("east", Reply.from_bytes(answer).answer) == list(COLUMNS)
         narrow = replace(site, policy=replace(policy, columns=("gene-1*",)))
-        assert north.reads("east", Reply.read(told(narrow, north.asks(), columns)).answer) == [
+        assert north.reads("east", Reply.from_bytes(told(narrow, north.asks(), columns)).answer) == [
             "gene-1", "gene-10", "gene-11",
         ]  # fmt: skip
 

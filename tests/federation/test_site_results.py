@@ -12,9 +12,9 @@ from method_tables import ASYNCHRONOUS, METHODS
 import partsong
 from partsong.core.interfaces import Message
 from partsong.federation.experiment import Experiment
-from partsong.federation.site.plan import Data
-from partsong.federation.site.results import components_in
-from partsong.federation.wire import Denied
+from partsong.federation.site.plan import SiteData
+from partsong.federation.site.results import final_components
+from partsong.federation.wire import RequestRefused
 from tests.federation.helpers import COLUMNS, NAMES, Federation, rows_of, secret_of
 
 pandas = pytest.importorskip("pandas")
@@ -63,7 +63,7 @@ def test_all_sites_have_the_same_model(tmp_path):
 def test_columns_in_another_order_are_the_same_columns(tmp_path):
     order = np.random.default_rng(0).permutation(len(COLUMNS))
     federation = Federation(tmp_path, Experiment("fedavg", 3, 1))
-    data = Data(rows_of("south")[:, order], tuple(COLUMNS[at] for at in order), secret_of("south"))
+    data = SiteData(rows_of("south")[:, order], tuple(COLUMNS[at] for at in order), secret_of("south"))
     federation.sites["south"] = federation.site("south", data=data)
     list(federation.rounds())
     models = [partsong.load_model(tmp_path / name / "results" / "run-1" / "model.safetensors") for name in NAMES[:3]]
@@ -84,13 +84,13 @@ def test_the_result_is_for_its_owner_alone(tmp_path):
 
 def test_the_server_s_own_components_are_taken_where_they_are_told():
     H, point = np.ones((2, 3)), np.zeros((2, 3))
-    assert (components_in(Message({"H": point, "components": H}), (2, 3)) == H).all()
-    assert (components_in(Message({"H": H}), (2, 3)) == H).all()
+    assert (final_components(Message({"H": point, "components": H}), (2, 3)) == H).all()
+    assert (final_components(Message({"H": H}), (2, 3)) == H).all()
 
 
 @pytest.mark.parametrize(
     "arrays", [{}, {"turn": np.ones(2)}, {"H": np.ones((3, 2))}, {"H": np.ones((2, 3), np.int64)}, {"H": np.ones(6)}]
 )
 def test_a_model_that_is_none_is_refused(arrays):
-    with pytest.raises(Denied):
-        components_in(Message(arrays), (2, 3))
+    with pytest.raises(RequestRefused):
+        final_components(Message(arrays), (2, 3))

@@ -23,11 +23,11 @@ from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.policy import Policy, PrivacyBudget, WordPolicy
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import SharedKey
-from partsong.federation.site.plan import Data
+from partsong.federation.site.plan import SiteData
 from partsong.federation.site.service import Site
 from partsong.federation.site.state import RunFolder
-from partsong.federation.transports.base import InProcess, Lost
-from partsong.federation.wire import Denied, Kind, Nonce, Refusal, Reply, Request, load_state, save_state
+from partsong.federation.transports.base import InProcess, NoReply
+from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request, RequestRefused, load_state, save_state
 from partsong.topics.shared_vocabulary import prepare
 from partsong.topics.tokenizer import Words
 from tests.federation.helpers import (
@@ -55,7 +55,7 @@ def exact(**words):
 
 
 def code_of(reply):
-    answer = Reply.read(reply).answer
+    answer = Reply.from_bytes(reply).answer
     return answer.code if isinstance(answer, Refusal) else None
 
 
@@ -68,12 +68,12 @@ class Twice(Recorded):
         replies = Recorded.ask(self, requests, timeout)
         for name, request in requests.items():
             assert self.sites[name](request) == replies[name]
-            read = Request.read(request)
+            read = Request.from_bytes(request)
             if read.nonce.kind is Kind.WORK and read.nonce.run.endswith(".words"):
                 step = read.body["step"] + np.array([0, 0, 0, 1, 1, 1])
                 other = Message({**read.body.arrays, "step": step}, read.body.weight)
                 changed = Request(name, read.nonce, other, read.note, read.seen)
-                assert code_of(self.sites[name](changed.written())) == "conflict"
+                assert code_of(self.sites[name](changed.to_bytes())) == "conflict"
         return replies
 
 
@@ -236,9 +236,9 @@ class Losing(InProcess):
     __slots__ = ()
 
     def ask(self, requests, timeout):
-        nonce = Request.read(next(iter(requests.values()))).nonce
+        nonce = Request.from_bytes(next(iter(requests.values()))).nonce
         is_lost = (nonce.kind, nonce.round) == (Kind.WORK, 1)
-        return {**InProcess.ask(self, requests, timeout), **({"north": Lost("cut off")} if is_lost else {})}
+        return {**InProcess.ask(self, requests, timeout), **({"north": NoReply("cut off")} if is_lost else {})}
 
 
 def test_an_agreement_waits_for_all_and_goes_on_over_another_transport(tmp_path):
@@ -269,27 +269,29 @@ def test_sites_that_were_told_other_rules_find_out_before_a_word_is_told(tmp_pat
     """A server that asks one site for less than the others."""
 
     def change(name, request):
-        read = Request.read(request)
+        read = Request.from_bytes(request)
         told = read.note.get("experiment")
         if name != "north" or told is None:
             return request
         told["words"]["min_documents"] = 1
-        return Request(name, read.nonce, read.body, read.note, read.seen).written()
+        return Request(name, read.nonce, read.body, read.note, read.seen).to_bytes()
 
     federation = TextFederation(tmp_path)
     transport = Recorded(federation.transport().sites, change)
     with pytest.raises(PartyError, match=r"'north', phase 0 .*other settings"):
         list(federation.rounds(transport))
-    phases = {nonce.phase for nonce in (Request.read(request).nonce for _, request, _ in transport.asked)}
+    phases = {nonce.phase for nonce in (Request.from_bytes(request).nonce for _, request, _ in transport.asked)}
     assert phases == {0}, "no table has been sent, masked or not"
 
 
 def test_every_sum_of_an_agreement_is_over_all_sites(tmp_path):
     def change(name, request):
-        read = Request.read(request)
+        read = Request.from_bytes(request)
         if read.nonce.kind is not Kind.WORK or name == "west":
             return request
-        return Request(name, read.nonce, read.body, {**read.note, "participants": list(NAMES[:3])}, read.seen).written()
+        return Request(
+            name, read.nonce, read.body, {**read.note, "participants": list(NAMES[:3])}, read.seen
+        ).to_bytes()
 
     federation = TextFederation(tmp_path, names=NAMES)
     with pytest.raises(SiteRefused, match="'parties'"):
@@ -303,8 +305,8 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
         list(federation.rounds())
     asked = {"experiment": federation.experiment.told(), "parties": list(NAMES[:2])}
     hello = Request("east", Nonce("run-1.words"), note=asked)
-    assert code_of(federation.site("east").answer(hello.written())) == "parties"
-    assert code_of(federation.site("east", roster=None).answer(hello.written())) == "roster"
+    assert code_of(federation.site("east").answer(hello.to_bytes())) == "parties"
+    assert code_of(federation.site("east", roster=None).answer(hello.to_bytes())) == "roster"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +350,7 @@ def test_all_sites_agree_on_words_also_where_some_are_drawn_for_each_round(tmp_p
 
 def test_texts_are_not_a_table_and_a_table_has_no_words(tmp_path):
     federation = TextFederation(tmp_path / "texts")
-    table = Data(np.ones((30, 3)), ("a", "b", "c"), secret_of("north"))
+    table = SiteData(np.ones((30, 3)), ("a", "b", "c"), secret_of("north"))
     federation.sites["north"] = Site("north", tmp_path / "table", table, roster=federation.roster())
     with pytest.raises(SiteRefused, match="'texts'"):
         list(federation.rounds())
@@ -365,7 +367,7 @@ def test_a_run_does_not_begin_without_its_agreement(finished):
 
     def code(run, texts=None, **words):
         told = {**asked["experiment"], "words": {**asked["experiment"]["words"], **words}}
-        hello = Request(site, Nonce(run), note={**asked, "experiment": told}).written()
+        hello = Request(site, Nonce(run), note={**asked, "experiment": told}).to_bytes()
         changed = replace(federation, texts={} if texts is None else {site: texts})
         return code_of(changed.site(site).answer(hello))
 
@@ -395,7 +397,7 @@ class UntilWork(Recorded):
     def ask(self, requests, timeout):
         replies = Recorded.ask(self, requests, timeout)
         assert all(self.sites[name](request) == replies[name] for name, request in requests.items())
-        if any(Request.read(request).nonce.kind is Kind.WORK for request in requests.values()):
+        if any(Request.from_bytes(request).nonce.kind is Kind.WORK for request in requests.values()):
             raise Killed
         return replies
 
@@ -409,8 +411,10 @@ def test_words_that_are_too_long_are_counted_in_the_log_of_their_site_and_nowher
         transport = UntilWork(federation.transport().sites)
         with pytest.raises(Killed):
             list(federation.rounds(transport))
-        said[folder] = [reply for _, request, reply in transport.asked if Request.read(request).nonce.kind != Kind.WORK]
-        worked[folder] = RunFolder(federation.folder / "north" / "runs" / "run-1.words").worked((0, 0)).upload
+        said[folder] = [
+            reply for _, request, reply in transport.asked if Request.from_bytes(request).nonce.kind != Kind.WORK
+        ]
+        worked[folder] = RunFolder(federation.folder / "north" / "runs" / "run-1.words").load_work((0, 0)).upload
         notes = [line for line in federation.log("north").splitlines() if "[note]" in line]
         assert len(notes) == (folder == "with")
         assert federation.log("east") == ""
@@ -467,15 +471,15 @@ def test_a_word_is_in_no_reason_of_a_refusal(finished):
     """Where a server leaves a column out, or asks for names as if one were missing."""
     federation, _, _ = finished
     wanted = hashed(SHARED[1:], "run-1", b"key")
-    with pytest.raises(Denied, match="0 columns are missing here, 1 are here") as caught:
+    with pytest.raises(RequestRefused, match="0 columns are missing here, 1 are here") as caught:
         find_columns(wanted, SHARED, "run-1", b"key", are_secret=True)
     assert caught.value.refusal == Refusal("columns", {"missing": 0, "extra": 1})
-    ask = Request("east", Nonce("run-1", kind=Kind.NAMES)).written()
+    ask = Request("east", Nonce("run-1", kind=Kind.NAMES)).to_bytes()
     assert code_of(federation.site("east").answer(ask)) == "names"
     data = federation.site("east").texts.counted(
         federation.experiment.text_rule.weighing(federation.agreed_in_process())
     )
-    with pytest.raises(Denied, match="no longer here: 1 of them"):
+    with pytest.raises(RequestRefused, match="no longer here: 1 of them"):
         data.order((*data.columns, RARE["east"]))
 
 
@@ -567,7 +571,7 @@ def test_each_step_of_an_agreement_has_a_line_wherever_the_server_was_killed(tmp
         __slots__ = ()
 
         def ask(self, requests, timeout):
-            if any(Request.read(data).nonce.round == 2 for data in requests.values()):
+            if any(Request.from_bytes(data).nonce.round == 2 for data in requests.values()):
                 raise Killed
             return InProcess.ask(self, requests, timeout)
 

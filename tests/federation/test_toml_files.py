@@ -340,7 +340,7 @@ def test_every_refusal_is_explained():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     in_page = set(re.findall(r"\(`([a-z-]+)`[);]", page))
     source = "".join(path.read_text(encoding="utf-8") for path in Path(federation.__file__).parent.rglob("*.py"))
-    used = set(re.findall(r'(?:Denied|Refusal)\(\s*"([a-z-]+)"', source))
+    used = set(re.findall(r'(?:RequestRefused|Refusal)\(\s*"([a-z-]+)"', source))
     assert len(used) > 10
     assert used <= CODES.keys()
     assert len(in_page) > 10

@@ -19,7 +19,7 @@ from partsong.federation.experiment import METHODS as NAMED
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.results import save_topic_result
-from partsong.federation.transports.base import InProcess, Lost
+from partsong.federation.transports.base import InProcess, NoReply
 from partsong.federation.wire import Kind, Request
 from partsong.io.model_file import Model, load_model, now, save_model
 from partsong.methods.fedlda import FederatedLDA
@@ -199,8 +199,8 @@ def test_a_masked_sum_of_fedlda_is_over_all_sites_or_not_formed(tmp_path):
 
         def ask(self, requests, timeout):
             found = InProcess.ask(self, requests, timeout)
-            is_late = [name for name, data in requests.items() if is_second_work(Request.read(data))]
-            return found | {name: Lost("cut off") for name in is_late if name == "west"}
+            is_late = [name for name, data in requests.items() if is_second_work(Request.from_bytes(data))]
+            return found | {name: NoReply("cut off") for name in is_late if name == "west"}
 
     def is_second_work(request):
         return request.nonce.kind is Kind.WORK and request.nonce.round == 1

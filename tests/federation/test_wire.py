@@ -44,8 +44,8 @@ def test_what_is_written_is_read(message, numbers, kind):
     nonce = Nonce("run.1", numbers[0], numbers[1], kind, numbers[2])
     request = Request("party ä", nonce, message, {"participants": ["a", "b"], "counted": None}, numbers[3])
     for read, sent in (
-        (Request.read(request.written()), request),
-        (Reply.read(Reply("x", nonce, message, numbers[3]).written()), None),
+        (Request.from_bytes(request.to_bytes()), request),
+        (Reply.from_bytes(Reply("x", nonce, message, numbers[3]).to_bytes()), None),
     ):
         body = read.body if isinstance(read, Request) else read.answer
         assert read.nonce == nonce
@@ -76,7 +76,7 @@ def test_the_digest_is_of_all_but_what_was_seen():
 @quick
 @given(data=st.binary(max_size=300))
 def test_hostile_bytes_are_refused(data):
-    for read in (Request.read, Reply.read):
+    for read in (Request.from_bytes, Reply.from_bytes):
         with pytest.raises(FormatError):
             read(data)
 
@@ -84,12 +84,12 @@ def test_hostile_bytes_are_refused(data):
 @quick
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7), cut=st.integers(0, 10_000))
 def test_damaged_messages_are_refused_or_another_message(place, bit, cut):
-    whole = sample().written()
+    whole = sample().to_bytes()
     flipped = bytearray(whole)
     flipped[place % len(whole)] ^= 1 << bit
     for data in (bytes(flipped), whole[: cut % len(whole)]):
         try:
-            Reply.read(data)
+            Reply.from_bytes(data)
         except FormatError:
             continue
         assert len(data) == len(whole)
@@ -105,20 +105,20 @@ values = leaves | st.lists(leaves, max_size=2) | st.dictionaries(st.text(max_siz
 @quick
 @given(field=st.sampled_from(FIELDS), value=values)
 def test_fields_of_another_kind_are_refused(field, value):
-    kind, head, body = decode(sample().written())
+    kind, head, body = decode(sample().to_bytes())
     data = encode((kind, json.dumps({**json.loads(head), field: value}), body)).tobytes()
     try:
-        read = Reply.read(data)
+        read = Reply.from_bytes(data)
     except FormatError:
         return
-    head = {**read.nonce.told(), "party": read.party, "serial": read.serial, "note": read.note}
+    head = {**read.nonce.to_dict(), "party": read.party, "serial": read.serial, "note": read.note}
     refusal = read.answer if isinstance(read.answer, Refusal) else Refusal("")
     assert {**head, "code": refusal.code, "counts": refusal.counts}[field] == value
 
 
 def test_a_message_beyond_the_limit_is_not_looked_at():
     with pytest.raises(FormatError, match="at most 100"):
-        Reply.read(sample().written(), 100)
+        Reply.from_bytes(sample().to_bytes(), 100)
 
 
 @pytest.mark.parametrize("run", ["", "../up", "a/b", ".hidden", "a" * 65, "a b", "a\n"])
@@ -129,7 +129,7 @@ def test_a_run_s_name_cannot_leave_its_folder(run):
 
 def test_arrays_of_objects_and_tensors_of_text_cannot_be_sent():
     with pytest.raises(FormatError, match="cannot be sent"):
-        Request("a", Nonce("r"), Message({"H": np.array([None])})).written()
+        Request("a", Nonce("r"), Message({"H": np.array([None])})).to_bytes()
 
 
 SAME_VERSION = "nstall the same version"
@@ -153,10 +153,10 @@ def require_unharmed(federation, n_rounds=2):
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.START])
 def test_an_older_site_names_the_key_of_the_experiment_that_it_does_not_know(federation, kind):
     def newer(name, data):
-        request = Request.read(data)
+        request = Request.from_bytes(data)
         if name == "north" and request.nonce.kind is kind:
             request.note["experiment"]["novel"] = 1
-        return request.written()
+        return request.to_bytes()
 
     with pytest.raises(SiteRefused, match="'experiment'") as caught:
         list(federation.rounds(Recorded(federation.transport().sites, newer)))
@@ -170,7 +170,7 @@ def test_an_older_site_names_the_key_of_the_experiment_that_it_does_not_know(fed
 def test_a_site_that_cannot_read_the_messages_of_a_newer_server_says_so(federation, kind):
     def newer(name, data):
         format_, head, body = decode(data)
-        if Request.read(data).nonce.kind is not kind:
+        if Request.from_bytes(data).nonce.kind is not kind:
             return data
         return encode((format_, json.dumps({**json.loads(head), "novel": 1}), body)).tobytes()
 
@@ -184,9 +184,9 @@ def test_a_site_that_cannot_read_the_messages_of_a_newer_server_says_so(federati
 
 def test_a_code_that_only_a_newer_site_knows_is_told_with_the_way_out(federation):
     def answer(data):
-        reply = Reply.read(federation.site("north").answer(data))
-        head = {"party": "north", "serial": 0, "note": {}, **reply.nonce.told(), "code": "novel", "counts": {}}
-        format_, _, _ = decode(reply.written())
+        reply = Reply.from_bytes(federation.site("north").answer(data))
+        head = {"party": "north", "serial": 0, "note": {}, **reply.nonce.to_dict(), "code": "novel", "counts": {}}
+        format_, _, _ = decode(reply.to_bytes())
         return encode((format_, json.dumps(head), Request("x", reply.nonce).body)).tobytes()
 
     with pytest.raises(SiteRefused, match=r"'novel'.*not known here") as caught:

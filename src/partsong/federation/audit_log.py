@@ -22,18 +22,18 @@ import numpy as np
 
 from partsong.core.interfaces import Program, type_name
 from partsong.errors import BrokenChain, FileError, FormatError, ParameterError
-from partsong.federation.chain import NOTHING, Chain, Line
+from partsong.federation.chain import GENESIS_HASH, Chain, Line
 from partsong.federation.toml_files import Count
 from partsong.federation.wire import Refusal, Reply
 from partsong.io.write import write_text
 
-REFUSALS = "refusals"
+REFUSALS_FILE = "refusals"
 """The file with the counts, beside the log."""
-MOST_DIFFERENT = 16
+MAX_DISTINCT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class SentAttempt:
     """An attempt of which something has left: with how much noise, at what cost, and in which line first."""
 
     noise: float | None
@@ -42,89 +42,89 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class RunReleases:
     """Rounds and attempts of a run of which something has left; whether anything but refusals was answered in it, and
     its end.
     """
 
-    works: Mapping[tuple[int, int], Departure] = field(default_factory=dict)
-    is_begun: bool = False
+    attempts: Mapping[tuple[int, int], SentAttempt] = field(default_factory=dict)
+    has_started: bool = False
     is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Departures:
+class ReleaseHistory:
     """What has left, by run, as far as it was no refusal; a run with nothing but refusals is there as well. `lines`:
     how many the log has.
     """
 
-    runs: Mapping[str, Released] = field(default_factory=dict)
+    runs: Mapping[str, RunReleases] = field(default_factory=dict)
     lines: int = 0
 
-    def has_left(self, run: str, at: tuple[int, int]) -> bool:
+    def was_sent(self, run: str, at: tuple[int, int]) -> bool:
         """Whether anything of an attempt has left."""
-        return run in self.runs and at in self.runs[run].works
+        return run in self.runs and at in self.runs[run].attempts
 
-    def with_lines(self, lines: Sequence[Line]) -> Departures:
+    def add_lines(self, lines: Sequence[Line]) -> ReleaseHistory:
         """With more of them."""
-        works: dict[str, dict[tuple[int, int], Departure]] = {}
+        works: dict[str, dict[tuple[int, int], SentAttempt]] = {}
         begun = {line["run"] for line in lines if line["refusal"] is None}
         over = {line["run"] for line in lines if line["kind"] == "finish" and line["refusal"] is None}
         for line in lines:
             own = works.setdefault(line["run"], {})
             if line["refusal"] is None and line["kind"] in ("work", "reduce"):
-                departure = Departure(line.get("noise_multiplier"), line.get("release"), line["number"])
+                departure = SentAttempt(line.get("noise_multiplier"), line.get("release"), line["number"])
                 own.setdefault((line["round"], line["attempt"]), departure)
         found = dict(self.runs)
         for run, own in works.items():
-            before = found.get(run, Released())
-            is_begun, is_over = before.is_begun or run in begun, before.is_over or run in over
-            found[run] = Released({**own, **before.works}, is_begun, is_over)
-        return Departures(found, lines[-1]["number"])
+            before = found.get(run, RunReleases())
+            is_begun, is_over = before.has_started or run in begun, before.is_over or run in over
+            found[run] = RunReleases({**own, **before.attempts}, is_begun, is_over)
+        return ReleaseHistory(found, lines[-1]["number"])
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditLog:
     """The log of a site."""
 
     path: Path
 
-    def note(self, reply: Reply, payload: bytes, *, again: bool, protection: dict[str, Any]) -> None:
+    def record(self, reply: Reply, payload: bytes, *, is_repeat: bool, protection: dict[str, Any]) -> None:
         """A message that is about to leave; its line, or for a refusal its count, is on the disk when this returns."""
         digest = hashlib.sha256(payload).hexdigest()
         if isinstance(reply.answer, Refusal):
-            self._note_refusal(reply, reply.answer.code, digest, {"bytes": len(payload), **protection})
+            self._record_refusal(reply, reply.answer.code, digest, {"bytes": len(payload), **protection})
             return
-        arrays = [_described(name, array) for name, array in sorted(reply.answer.arrays.items())]
-        told = {"refusal": None, "again": again, "arrays": arrays, "bytes": len(payload), "sha256": digest}
-        self._append({**reply.nonce.told(), **told, **protection})
+        arrays = [_describe_array(name, array) for name, array in sorted(reply.answer.arrays.items())]
+        told = {"refusal": None, "again": is_repeat, "arrays": arrays, "bytes": len(payload), "sha256": digest}
+        self._append({**reply.nonce.to_dict(), **told, **protection})
 
-    def departures(self) -> Departures:
+    def history(self) -> ReleaseHistory:
         """All that has left, after every line was compared."""
-        return Chain(self.path).folded(Departures.with_lines, Departures())
+        return Chain(self.path).fold(ReleaseHistory.add_lines, ReleaseHistory())
 
-    def released(self, run: str) -> Released | None:
+    def run_releases(self, run: str) -> RunReleases | None:
         """What of a run has left; None where the log does not know the run."""
-        return self.departures().runs.get(run)
+        return self.history().runs.get(run)
 
     @property
-    def is_sound(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether each line follows from the one before."""
         try:
-            self.departures()
+            self.history()
         except FormatError:
             return False
         return True
 
-    def _note_refusal(self, reply: Reply, code: str, digest: str, more: Mapping[str, Any]) -> None:
+    def _record_refusal(self, reply: Reply, code: str, digest: str, more: Mapping[str, Any]) -> None:
         """By a line, or where there were many by a count that the next line tells."""
         counts, last = RefusalCounts.today(self.path), Chain(self.path).number
-        is_new = digest not in counts.different and len(counts.different) < MOST_DIFFERENT
+        is_new = digest not in counts.different and len(counts.different) < MAX_DISTINCT
         has_line = is_new or (counts.count & (counts.count + 1)) == 0
         unlisted = counts.unlisted_after(last)
         if has_line:
             told = {"refusal": code, "again": False, "arrays": [], "sha256": digest}
-            self._append({**reply.nonce.told(), **told, **more})
+            self._append({**reply.nonce.to_dict(), **told, **more})
             last, unlisted = last + 1, {}
         else:
             unlisted[code] = unlisted.get(code, 0) + 1
@@ -157,7 +157,7 @@ class RefusalCounts:
         understood was not written here, and is replaced.
         """
         try:
-            found = msgspec.json.decode(log.with_name(REFUSALS).read_bytes(), type=RefusalCounts)
+            found = msgspec.json.decode(log.with_name(REFUSALS_FILE).read_bytes(), type=RefusalCounts)
         except (OSError, msgspec.MsgspecError):
             found = RefusalCounts()
         day = _today()
@@ -169,14 +169,14 @@ class RefusalCounts:
 
     def save(self, log: Path) -> None:
         """On the disk when this returns."""
-        write_text(log.with_name(REFUSALS), json.dumps(asdict(self)) + "\n", private=True)
+        write_text(log.with_name(REFUSALS_FILE), json.dumps(asdict(self)) + "\n", private=True)
 
 
 def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def protection_of(program: Program | None, epsilon: float | None) -> dict[str, Any]:
+def protection_fields(program: Program | None, epsilon: float | None) -> dict[str, Any]:
     """Clip, noise, cost, and ε spent so far, as far as a program has them."""
     release: Any = None if program is None else program.traits.release
     clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
@@ -184,7 +184,7 @@ def protection_of(program: Program | None, epsilon: float | None) -> dict[str, A
     return {"clip": clip, "noise_multiplier": noise, "epsilon": epsilon, "release": cost}
 
 
-def _described(name: str, array: Any) -> dict[str, Any]:
+def _describe_array(name: str, array: Any) -> dict[str, Any]:
     values = np.asarray(array)
     norm = float(np.linalg.norm(values.astype(np.float64))) if values.dtype.kind in "fi" and values.size else None
     return {
@@ -201,14 +201,14 @@ def _described(name: str, array: Any) -> dict[str, Any]:
 # The log for the people who answer for a site: is it whole, what has left, how much in each run; never values.
 
 AUDIT_FILE = "audit.jsonl"
-HEAD_LETTERS = len(NOTHING)
+HASH_DIGITS = len(GENESIS_HASH)
 COLUMNS = (
     "line", "time (UTC)", "run", "round", "kind", "bytes", "norm", "clip", "ε spent", "again", "arrays or refusal",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerificationResult:
     """A log whose lines follow from each other; `unfinished`: bytes of a last line without its end."""
 
     lines: int
@@ -220,7 +220,7 @@ class Verified:
     """Lines that were added since the hash that was noted elsewhere."""
 
 
-def log_at(place: Path) -> Path:
+def find_log(place: Path) -> Path:
     """The log in a site's folder, in its state folder, or the file itself."""
     tried = (place / "state" / AUDIT_FILE, place / AUDIT_FILE) if place.is_dir() else (place,)
     found = next((path for path in tried if path.is_file()), None)
@@ -232,16 +232,16 @@ def log_at(place: Path) -> Path:
     return found
 
 
-def verified(path: Path, noted: str | None = None) -> Verified:
+def verify_log(path: Path, noted: str | None = None) -> VerificationResult:
     """Compare all lines, and look for a hash that was `noted` elsewhere: BrokenChain where no line has it."""
-    wanted = None if noted is None else _hash_in(noted)
-    chain, first, last, number, head, since = Chain(path), None, None, 0, NOTHING, None
-    at = 0 if wanted == NOTHING else None
+    wanted = None if noted is None else _parse_hash(noted)
+    chain, first, last, number, head, since = Chain(path), None, None, 0, GENESIS_HASH, None
+    at = 0 if wanted == GENESIS_HASH else None
     for line in chain.lines():
         number, head, last = line["number"], line["hash"], str(line.get("time"))
         first = first or last
         at = number if head == wanted else at
-    unfinished = chain.unfinished()
+    unfinished = chain.partial_bytes()
     if wanted is not None:
         if at is None:
             raise BrokenChain(
@@ -251,11 +251,11 @@ def verified(path: Path, noted: str | None = None) -> Verified:
                 head,
             )
         since = number - at
-    return Verified(number, first, last, head, unfinished, since)
+    return VerificationResult(number, first, last, head, unfinished, since)
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class RunTotals:
     """What has left in one run: messages, bytes, repeated ones (sent before with the same bytes), refusals."""
 
     messages: int = 0
@@ -266,10 +266,10 @@ class Totals:
     epsilon: float | None = None
     """Spent by the site over all its runs, after the last message of this one."""
 
-    def plus(self, line: Mapping[str, Any]) -> Totals:
+    def add_line(self, line: Mapping[str, Any]) -> RunTotals:
         """With one line more."""
         epsilon = line.get("epsilon")
-        return Totals(
+        return RunTotals(
             self.messages + 1,
             self.bytes + int(line["bytes"]),
             self.again + bool(line["again"]),
@@ -279,7 +279,7 @@ class Totals:
         )
 
 
-def sound_lines(path: Path) -> tuple[list[dict[str, Any]], BrokenChain | None]:
+def read_intact_lines(path: Path) -> tuple[list[dict[str, Any]], BrokenChain | None]:
     """All lines up to the first that does not fit, and what is wrong with that one."""
     found: list[dict[str, Any]] = []
     try:
@@ -290,15 +290,15 @@ def sound_lines(path: Path) -> tuple[list[dict[str, Any]], BrokenChain | None]:
     return found, None
 
 
-def totals_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Totals]:
+def totals_by_run(lines: Iterable[Mapping[str, Any]]) -> dict[str, RunTotals]:
     """By run, in the order in which they began."""
-    found: dict[str, Totals] = {}
+    found: dict[str, RunTotals] = {}
     for line in lines:
-        found[line["run"]] = found.get(line["run"], Totals()).plus(line)
+        found[line["run"]] = found.get(line["run"], RunTotals()).add_line(line)
     return found
 
 
-def unlisted_at(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def count_unlisted(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Refusals by code that have no line of their own: those that lines tell of, and those since the last line."""
     last = int(lines[-1]["number"]) if lines else 0
     found = Counter(RefusalCounts.today(path).unlisted_after(last))
@@ -307,9 +307,9 @@ def unlisted_at(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int
     return dict(sorted(found.items()))
 
 
-def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
+def format_row(line: Mapping[str, Any]) -> tuple[str, ...]:
     """One line for people."""
-    norms = [shown(one["norm"]) for one in line["arrays"] if one["norm"] is not None]
+    norms = [format_cell(one["norm"]) for one in line["arrays"] if one["norm"] is not None]
     arrays = ", ".join(f"{one['name']} {'×'.join(map(str, one['shape'])) or 'number'}" for one in line["arrays"])
     kind = f"{line['kind']} {line['phase']}" if line["kind"] in ("reduce", "names") else line["kind"]
     attempt = f", attempt {line['attempt']}" if line["attempt"] else ""
@@ -317,20 +317,20 @@ def row_of(line: Mapping[str, Any]) -> tuple[str, ...]:
     what = f"made up: {line['made_up']}" if "made_up" in line else what
     what += f" (before it {sum(line['unlisted'].values())} refusals without a line)" if "unlisted" in line else ""
     words = (line["number"], str(line["time"])[:19].replace("T", " "), line["run"], f"{line['round']}{attempt}", kind)
-    numbers = (line["bytes"], " ".join(norms), shown(line.get("clip")), shown(line.get("epsilon")))
+    numbers = (line["bytes"], " ".join(norms), format_cell(line.get("clip")), format_cell(line.get("epsilon")))
     return (*map(str, words), *map(str, numbers), "again" if line["again"] else "", what)
 
 
-def shown(value: Any) -> str:
+def format_cell(value: Any) -> str:
     """A cell of a table."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _hash_in(text: str) -> str:
+def _parse_hash(text: str) -> str:
     letters = "".join(letter for letter in text.lower() if letter not in "- \t\n:")
-    if len(letters) != HEAD_LETTERS or set(letters) - set("0123456789abcdef"):
+    if len(letters) != HASH_DIGITS or set(letters) - set("0123456789abcdef"):
         raise ParameterError(
-            f"A hash of a line has {HEAD_LETTERS} hexadecimal letters; got {text[:80]!r}. `partsong audit verify "
+            f"A hash of a line has {HASH_DIGITS} hexadecimal letters; got {text[:80]!r}. `partsong audit verify "
             "FOLDER` prints it."
         )
     return letters

@@ -23,7 +23,7 @@ import numpy as np
 
 from partsong.core.interfaces import Message
 from partsong.errors import FeatureError, ParameterError
-from partsong.federation.wire import Denied
+from partsong.federation.wire import RequestRefused
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
     derived,
@@ -47,10 +47,10 @@ ONE_NAME = "have the same name, once letters with marks are written in one way (
 
 
 def hashed(names: Sequence[str], run: str, key: bytes = b"") -> Any:
-    """One row of 16 bytes for each name; Denied where two names differ in how they are written alone."""
+    """One row of 16 bytes for each name; RequestRefused where two names differ in how they are written alone."""
     salt = hashlib.sha256(run.encode()).digest()[:16]
     if (same := twins(names)) is not None:
-        raise Denied("data", f"Columns {same[0] + 1} and {same[1] + 1} of those that may leave {ONE_NAME}")
+        raise RequestRefused("data", f"Columns {same[0] + 1} and {same[1] + 1} of those that may leave {ONE_NAME}")
     written = [unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass") for name in names]
     rows = [hashlib.blake2b(name, digest_size=HASH_BYTES, key=key, salt=salt).digest() for name in written]
     return _as_rows(rows)
@@ -82,7 +82,7 @@ def require_key_mark(own: str, usual: str) -> None:
     if own == usual:
         return
     here = "has another one" if own and usual else "has one, and they have none" if own else "has none, and they have"
-    raise Denied(
+    raise RequestRefused(
         "shared-key",
         f"Most sites hash names of columns with one shared key; this one {here}. Compare with the steward of another "
         "site, not with the coordinator, and join again with --shared-key.",
@@ -164,7 +164,7 @@ def find_columns(
         if missing:
             hashes = ", ".join(f"#{row.hex()[:8]}" for row in missing)
             told.insert(0, f"{hashes}: missing here, or not let out. Names follow, if another site tells (tell_names)")
-    raise Denied("columns", f"{'; '.join(told)}.", {"missing": len(missing), "extra": len(extra)})
+    raise RequestRefused("columns", f"{'; '.join(told)}.", {"missing": len(missing), "extra": len(extra)})
 
 
 # ---- naming -----------------------------------------------------------------------------------------------------
@@ -209,7 +209,9 @@ class Correspondent:
         theirs = self._verified("key", other, letter)
         proof = np.asarray(letter.arrays.get("proof", np.zeros(1))).tobytes()
         if not hmac.compare_digest(proof, self._proof(other, theirs)):
-            raise Denied("shared-key", f"{other!r} asks for names, and does not know the shared key of this site.")
+            raise RequestRefused(
+                "shared-key", f"{other!r} asks for names, and does not know the shared key of this site."
+            )
         known = dict(zip(listed(hashed(own, self.run, self.shared)), own, strict=True))
         names = [known[row] for row in listed(letter["columns"]) if row in known]
         text = _padded(names)
@@ -227,7 +229,7 @@ class Correspondent:
         secret = agreed_secrets(self._private(), {other: fresh})[other]
         text = unseal(self._sealing(secret, other, self.name, fresh), sealed)
         if text is None:
-            raise Denied("protocol", f"What {other!r} has told cannot be opened.")
+            raise RequestRefused("protocol", f"What {other!r} has told cannot be opened.")
         return [str(name) for name in json.loads(text)]
 
     def _private(self) -> bytes:
@@ -250,7 +252,7 @@ class Correspondent:
         roster = self._pinned()
         body, signature = (np.asarray(letter[array]).tobytes() for array in (what, "signature"))
         if other not in roster or not is_signed(roster[other], signature, self._statement(what, other, body)):
-            raise Denied("protocol", f"The {what} of {other!r} has not the signature that the roster knows.")
+            raise RequestRefused("protocol", f"The {what} of {other!r} has not the signature that the roster knows.")
         return body
 
     def _statement(self, what: str, party: str, body: bytes) -> bytes:
@@ -258,7 +260,7 @@ class Correspondent:
 
     def _pinned(self) -> Roster:
         if self.roster is None:
-            raise Denied("roster", "Names of columns are told only among parties of a pinned roster.")
+            raise RequestRefused("roster", "Names of columns are told only among parties of a pinned roster.")
         return self.roster
 
 

@@ -17,11 +17,11 @@ from msgspec import Meta
 from partsong.core.parameters import read_toml
 from partsong.errors import FileError, ParameterError
 from partsong.federation.experiment import METHODS, RunRequest, TextRule
-from partsong.federation.exposure_limit import REFUSE, allowed, counted, rare_columns
+from partsong.federation.exposure_limit import REFUSE, count_rare_columns, rounded_down, rounded_up
 from partsong.federation.ledger import SiteLedger
-from partsong.federation.site.state import supports_of
+from partsong.federation.site.state import rows_per_column
 from partsong.federation.toml_files import FINITE, Count, Positive, load_toml, one_of, parse_table
-from partsong.federation.wire import Denied
+from partsong.federation.wire import RequestRefused
 from partsong.io.write import write_text
 from partsong.privacy.accounting import check_budget
 from partsong.privacy.exposure import LIMITS, MEANING, Exposure, Support, per_direction
@@ -62,13 +62,13 @@ class WordPolicy:
     def require(self, rule: TextRule) -> None:
         """Refuse a rule that asks for less."""
         if not self.allowed:
-            raise Denied("words", "site.toml does not allow runs over texts (words.allowed).")
+            raise RequestRefused("words", "site.toml does not allow runs over texts (words.allowed).")
         for name, asked, least in (
             ("documents", rule.min_documents, self.minimum_documents),
             ("parties", rule.min_parties, self.minimum_parties),
         ):
             if asked < least:
-                raise Denied(
+                raise RequestRefused(
                     "words", f"min_{name} = {asked} is asked for; site.toml asks for {least} (words.minimum_{name})."
                 )
 
@@ -128,33 +128,35 @@ class Policy:
     def require(self, request: RunRequest, rows: int) -> None:
         """Refuse what the site does not allow. The reason has local values and does not leave the site."""
         if request.recipe not in self.recipes:
-            raise Denied("recipe", f"{request.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
+            raise RequestRefused("recipe", f"{request.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
         if request.rounds > self.maximum_rounds:
-            raise Denied("rounds", f"{request.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
+            raise RequestRefused("rounds", f"{request.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
         if self.secure_aggregation and not request.secure_aggregation:
-            raise Denied("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
+            raise RequestRefused("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
         least = self.minimum_rows
         if least is None:
             is_hidden = request.secure_aggregation or self.privacy is not None
             least = 1 if is_hidden else 1 << (2 * request.rank - 1).bit_length()
         if rows < least:
-            raise Denied("rows", f"This site holds {rows} rows; at least {least} are needed for rank {request.rank}.")
+            raise RequestRefused(
+                "rows", f"This site holds {rows} rows; at least {least} are needed for rank {request.rank}."
+            )
         if request.parties < self.minimum_parties:
-            raise Denied(
+            raise RequestRefused(
                 "parties", f"{request.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
             )
 
     def require_mask_bound(self, bound: float | None) -> None:
         """Refuse masked sums with a smaller bound; None: sums in the open."""
         if bound is not None and bound < self.minimum_mask_bound:
-            raise Denied(
+            raise RequestRefused(
                 "mask-bound", f"mask_bound would be {bound:g}; at least {self.minimum_mask_bound:g} is needed."
             )
 
     def require_run(self, run: str, before: Collection[str]) -> None:
         """Refuse a run beyond `maximum_runs`; `before` are all that there ever were."""
         if self.maximum_runs is not None and run not in before and len(before) >= self.maximum_runs:
-            raise Denied("runs", f"{run!r} would be run {len(before) + 1}; allowed: {self.maximum_runs}.")
+            raise RequestRefused("runs", f"{run!r} would be run {len(before) + 1}; allowed: {self.maximum_runs}.")
 
     def leaving(self, columns: Sequence[str]) -> tuple[str, ...]:
         """The columns that may leave, in their order."""
@@ -276,7 +278,7 @@ PLANS = (10, 40, 100)
 
 def terms_in(folder: Path) -> Terms:
     """Of the site in a folder, for it to read."""
-    policy, books = policy_in(folder), SiteLedger(folder / "state" / "ledger.jsonl").books()
+    policy, books = policy_in(folder), SiteLedger(folder / "state" / "ledger.jsonl").load()
     stated = policy.directions_before
     sent = books.directions(policy.other_rows_since) + (stated or 0)
     return Terms(policy, sent, books.uncounted(policy.other_rows_since) if stated is None else 0)
@@ -300,14 +302,18 @@ class Terms:
         """For a site that holds a table of which these columns may leave; and whether too few rows use some of them."""
         if self.policy.privacy is not None:
             return f"  site.toml has a budget: uploads without noise are refused. {MEANING[Exposure.BOUNDED]}", False
-        counts, limit = supports_of(X)[list(columns)], self.policy.maximum_exposure
+        counts, limit = rows_per_column(X)[list(columns)], self.policy.maximum_exposure
         support = Support.from_counts(int(X.shape[0]), counts)
         if (most := support.most_directions(limit)) is None:
             return UNLIMITED.format(sent=self.sent), False
         now = support.exposure(self.sent)
         level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
         masked = "; under masks their number is rounded up to a power of two" if self.policy.secure_aggregation else ""
-        numbers = {"most": allowed(most, self.policy.secure_aggregation), "sent": self.sent, "rarest": support.rarest}
+        numbers = {
+            "most": rounded_down(most, self.policy.secure_aggregation),
+            "sent": self.sent,
+            "rarest": support.rarest,
+        }
         said = [LIMITED.format(**numbers, rows=support.rows, masked=masked, level=level)]
         rare = self._of_rare(X, columns, counts)
         if rare:
@@ -324,8 +330,8 @@ class Terms:
         """A line for each plan for which some columns, and not all of them, are used by too few rows."""
         said, each = [], per_direction(self.policy.maximum_exposure)
         for plan in PLANS:
-            least = each * counted(self.sent + plan, self.policy.secure_aggregation)
-            count, share = rare_columns(X, tuple(columns), least)
+            least = each * rounded_up(self.sent + plan, self.policy.secure_aggregation)
+            count, share = count_rare_columns(X, tuple(columns), least)
             if count and bool((counts >= least).any()):
                 said.append(
                     f"  For {plan} more, fewer than {least} rows use {count} of {len(counts)} columns, which hold "

@@ -17,7 +17,7 @@ import numpy as np
 
 from partsong.core.interfaces import Layout, Reduction
 from partsong.errors import FormatError, ParameterError, PredictableMasks
-from partsong.federation.transports.base import Heard, Lost, Transport
+from partsong.federation.transports.base import NoReply, SiteReply, Transport
 from partsong.secure_aggregation.crypto import (
     SIGNATURE_BYTES,
     fingerprint,
@@ -38,8 +38,8 @@ from partsong.secure_aggregation.protocol import SecureSum
 # A statement is about one direction, party, request and content, so that a message serves nowhere else. The signature
 # comes last: messages that begin alike stay alike where a transport sends equal pieces once.
 
-MARK = b"PARTSONG"
-ADDED_BYTES = SIGNATURE_BYTES + len(MARK)
+MAGIC = b"PARTSONG"
+SIGNATURE_OVERHEAD = SIGNATURE_BYTES + len(MAGIC)
 COORDINATOR = "partsong coordinator"
 """The name under which a coordinator's key is derived; no site can have it."""
 
@@ -65,21 +65,21 @@ def verifier(public: bytes) -> Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Envelope:
     """From whom to whom: "request" or "reply", the party, and, for a reply, which request it answers."""
 
     direction: str
     party: str
     request: str = ""
 
-    def signed(self, sign: Sign, content: bytes) -> bytes:
+    def sign(self, sign: Sign, content: bytes) -> bytes:
         """The content with a signature for this way behind it."""
-        return b"".join((content, sign(self._statement(content)), MARK))
+        return b"".join((content, sign(self._statement(content)), MAGIC))
 
-    def opened(self, verify: Verify, data: bytes) -> bytes:
+    def verify(self, verify: Verify, data: bytes) -> bytes:
         """The content, if it was signed for this way by the one who is known for it; FormatError else."""
-        content, signature = data[:-ADDED_BYTES], data[-ADDED_BYTES : -len(MARK)]
-        if not data.endswith(MARK) or not verify(signature, self._statement(content)):
+        content, signature = data[:-SIGNATURE_OVERHEAD], data[-SIGNATURE_OVERHEAD : -len(MAGIC)]
+        if not data.endswith(MAGIC) or not verify(signature, self._statement(content)):
             raise FormatError(
                 f"A {self.direction} has not the signature that is known for it: cut short, changed, from somebody "
                 "else, or repeated from another place. It was not used."
@@ -95,54 +95,54 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignedTransport:
     """The coordinator's side: another transport, whose requests are signed and whose replies are looked at."""
 
     transport: Transport
     sign: Sign = field(repr=False)
-    known: Mapping[str, Verify] = field(repr=False)
-    out: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    verifiers: Mapping[str, Verify] = field(repr=False)
+    pending: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.transport.names()) - set(self.known))
+        unknown = sorted(set(self.transport.names()) - set(self.verifiers))
         if unknown:
             raise ParameterError(f"No key is known of {', '.join(unknown)}. Admit their cards first.")
 
     def names(self) -> tuple[str, ...]:
         return self.transport.names()
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
+    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | NoReply]:
         """As the transport does; a reply without the site's signature for this very request is as good as none."""
-        sent = self._signed(requests)
+        sent = self._sign_all(requests)
         replies = self.transport.ask(sent, timeout)
-        return {name: self._opened(name, sent[name], reply) for name, reply in replies.items() if name in sent}
+        return {name: self._verify_reply(name, sent[name], reply) for name, reply in replies.items() if name in sent}
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        sent = self._signed(requests)
-        self.out.update(sent)
+        sent = self._sign_all(requests)
+        self.pending.update(sent)
         self.transport.push(sent, timeout)
 
-    def arrived(self, timeout: float) -> Heard | None:
-        heard = self.transport.arrived(timeout)
+    def next_reply(self, timeout: float) -> SiteReply | None:
+        heard = self.transport.next_reply(timeout)
         if heard is None:
             return None
         name, reply = heard
-        return name, self._opened(name, self.out.pop(name, b""), reply)
+        return name, self._verify_reply(name, self.pending.pop(name, b""), reply)
 
-    def recall(self) -> Mapping[str, Lost]:
-        self.out.clear()
-        return self.transport.recall()
+    def cancel(self) -> Mapping[str, NoReply]:
+        self.pending.clear()
+        return self.transport.cancel()
 
-    def _signed(self, requests: Mapping[str, bytes]) -> dict[str, bytes]:
-        return {name: Way("request", name).signed(self.sign, request) for name, request in requests.items()}
+    def _sign_all(self, requests: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: Envelope("request", name).sign(self.sign, request) for name, request in requests.items()}
 
-    def _opened(self, name: str, request: bytes, reply: bytes | Lost) -> bytes | Lost:
-        if isinstance(reply, Lost):
+    def _verify_reply(self, name: str, request: bytes, reply: bytes | NoReply) -> bytes | NoReply:
+        if isinstance(reply, NoReply):
             return reply
         try:
-            return Way("reply", name, identity(request)).opened(self.known[name], reply)
+            return Envelope("reply", name, request_digest(request)).verify(self.verifiers[name], reply)
         except FormatError:
-            return Lost("its reply was not signed by its key in the roster for this request, and was not used")
+            return NoReply("its reply was not signed by its key in the roster for this request, and was not used")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +161,15 @@ class SignedSite:
     def __call__(self, data: bytes) -> bytes:
         """The reply, signed; also where it is a refusal."""
         try:
-            request = Way("request", self.name).opened(self.coordinator, data)
+            request = Envelope("request", self.name).verify(self.coordinator, data)
         except FormatError as error:
             reply = self.refuse("unsigned", str(error))
         else:
             reply = self.answer(request)
-        return Way("reply", self.name, identity(data)).signed(self.sign, reply)
+        return Envelope("reply", self.name, request_digest(data)).sign(self.sign, reply)
 
 
-def identity(request: bytes) -> str:
+def request_digest(request: bytes) -> str:
     """By which a reply names the request that it answers: SHA-256 of all its bytes."""
     return hashlib.sha256(request).hexdigest()
 
@@ -187,19 +187,19 @@ def identity(request: bytes) -> str:
 # sum: the signatures do not fit.
 
 
-def context_of(experiment: Mapping[str, Any], columns: Any, layout: Layout) -> str:
+def run_context(experiment: Mapping[str, Any], columns: Any, layout: Layout) -> str:
     """64 hexadecimal digits, the same for those who were told the same."""
     told = [json.dumps(value, sort_keys=True) for value in (dict(experiment), asdict(layout))]
     return fingerprint("partsong start of a run", *told, np.ascontiguousarray(columns).tobytes()).hex()
 
 
-def words_context_of(documents: Any, n_documents: Any) -> str:
+def vocabulary_context(documents: Any, n_documents: Any) -> str:
     """64 hexadecimal digits, the same for those who were told the same document frequencies (m) of agreed words."""
     frequencies = np.ascontiguousarray(documents, "<i8").tobytes()
     return fingerprint("partsong frequencies of words", frequencies, str(int(n_documents))).hex()
 
 
-def bound_to(context: str, reduction: Reduction) -> Reduction:
+def bind_context(context: str, reduction: Reduction) -> Reduction:
     """The same reduction; masks only among those of the same context, besides the one that it is bound to already."""
     if not isinstance(reduction, SecureSum):
         return reduction

@@ -13,11 +13,11 @@ import numpy as np
 from partsong.core.interfaces import Matrix, Message, Program
 from partsong.errors import DataError, ParameterError, PartsongError
 from partsong.federation.experiment import Experiment, TextRule
-from partsong.federation.signing import words_context_of
-from partsong.federation.site.consent import roster_among
-from partsong.federation.site.plan import Data, Plan, experiment_in
-from partsong.federation.site.state import Attempt, RunFolder, require_same
-from partsong.federation.wire import Denied, Kind, Request
+from partsong.federation.signing import vocabulary_context
+from partsong.federation.site.consent import restrict_roster
+from partsong.federation.site.plan import Plan, SiteData, parse_experiment
+from partsong.federation.site.state import Attempt, RunFolder, require_same_data
+from partsong.federation.wire import Kind, Request, RequestRefused
 from partsong.io.write import write_bytes
 from partsong.secure_aggregation.crypto import fingerprint
 from partsong.secure_aggregation.messages import Roster
@@ -51,9 +51,9 @@ class Texts:
     secret: int = field(repr=False, default=0)
 
     @property
-    def unread(self) -> Data:
+    def unread(self) -> SiteData:
         """As many rows as documents, and no columns: these follow from a run's words."""
-        return Data(np.empty((len(self.documents), 0)), (), self.secret)
+        return SiteData(np.empty((len(self.documents), 0)), (), self.secret)
 
     def held(self, rule: TextRule, run: str, roster: Roster | None) -> HeldData:
         """Its words, for the agreement of a run among the parties of a roster."""
@@ -68,14 +68,14 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class TextData(Data):
+class TextData(SiteData):
     """What follows from texts: its columns are words, which are in no log, nor in an error."""
 
     @property
     def hides_names(self) -> bool:
         return True
 
-    def run_of(self, name: str) -> str:
+    def main_run(self, name: str) -> str:
         """A run and its agreement are one."""
         return name.removesuffix(SUFFIX)
 
@@ -138,27 +138,29 @@ def facing(site: Site, texts: Texts, request: Request) -> Site:
     """
     run = request.nonce.run
     if request.nonce.kind is Kind.NAMES:
-        raise Denied("names", "Words of texts are not told to others, but by the agreement on words.")
+        raise RequestRefused("names", "Words of texts are not told to others, but by the agreement on words.")
     is_new = request.nonce.kind in (Kind.HELLO, Kind.START)
-    told = experiment_in(request.note) if is_new else site.started(run).experiment
+    told = parse_experiment(request.note) if is_new else site.load_start(run).experiment
     rule = Experiment.from_table(told).text_rule
     if rule is None:
-        raise Denied("texts", "This site holds texts, and the experiment has no table words. It is for tables.")
+        raise RequestRefused("texts", "This site holds texts, and the experiment has no table words. It is for tables.")
     is_end = request.nonce.kind is Kind.FINISH and not run.endswith(SUFFIX)
     if not is_end:
         _require_allowed(site, texts, rule)
     if run.endswith(SUFFIX):
         return _agreeing(site, texts, rule, run)
     name = f"{run}{SUFFIX}"
-    if request.nonce.kind is Kind.START and (started := site.run_folder(name).started()) is not None:
-        require_same(texts.held(rule, name, site.roster), started)  # these are the texts that words were agreed on over
+    if request.nonce.kind is Kind.START and (started := site.run_folder(name).load_start()) is not None:
+        require_same_data(
+            texts.held(rule, name, site.roster), started
+        )  # these are the texts that words were agreed on over
     return _counting(site, texts, rule, told, run)
 
 
 def require_table(told: Mapping[str, Any]) -> None:
     """Refuse an experiment about texts where there is a table."""
     if told.get("words") is not None:
-        raise Denied(
+        raise RequestRefused(
             "texts",
             "The experiment is about texts (it has a table words), and this site has joined with a table. Join with "
             "--text-column.",
@@ -169,10 +171,10 @@ def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> V
     """What a site makes of the end of an agreement: the words of its last work, and everybody's counts of them, for
     each 0 ≤ df ≤ n, and n < 2⁵³, up to which masked sums are exact.
     """
-    worked = None if counted is None else files.worked(counted)
+    worked = None if counted is None else files.load_work(counted)
     party = None if worked is None else worked.state
     if not isinstance(party, AgreementPartyState) or party.agreed is None:
-        raise Denied("out-of-step", "The agreement on words has ended before its last step was answered here.")
+        raise RequestRefused("out-of-step", "The agreement on words has ended before its last step was answered here.")
     try:
         with np.errstate(invalid="ignore"):  # what is no number comes out below 0
             agreed = agreed_vocabulary(party, last)
@@ -182,7 +184,7 @@ def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> V
     except DataError:
         raise
     except (PartsongError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise Denied("protocol", f"The end of the agreement cannot be used ({type(error).__name__}).") from None
+        raise RequestRefused("protocol", f"The end of the agreement cannot be used ({type(error).__name__}).") from None
     return agreed
 
 
@@ -202,18 +204,22 @@ def keep_vocabulary(folder: Path, weighing: TextVectorizer) -> None:
 def _require_allowed(site: Site, texts: Texts, rule: TextRule) -> None:
     site.policy.words.require(rule)
     if site.policy.columns is not None:
-        raise Denied("words", "site.toml names columns that may leave, which texts do not have. Remove that line.")
+        raise RequestRefused(
+            "words", "site.toml names columns that may leave, which texts do not have. Remove that line."
+        )
     if not texts.key:
-        raise Denied("no-shared-key", NO_KEY)
+        raise RequestRefused("no-shared-key", NO_KEY)
     if site.roster is None:
-        raise Denied("roster", "Sites agree on words by masked sums among parties of a pinned roster; there is none.")
+        raise RequestRefused(
+            "roster", "Sites agree on words by masked sums among parties of a pinned roster; there is none."
+        )
 
 
 def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
     """The site in an agreement. All parties are in every sum, also where some of them are drawn for each round after
     that: two sums that differ by one party would tell its words to whoever has the key.
     """
-    roster = roster_among(site.roster, site.run_folder(run).started())
+    roster = restrict_roster(site.roster, site.run_folder(run).load_start())
     policy = replace(site.policy, minimum_parties=max(site.policy.minimum_parties, len(roster or ())))
 
     def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
@@ -222,7 +228,9 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
         site.policy.require(plan.request, site.data.n_rows)
         site.policy.require_mask_bound(plan.mask_bound)
         if n_parties < 3 or rule.min_parties > n_parties:
-            raise Denied("parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3.")
+            raise RequestRefused(
+                "parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3."
+            )
         request, masks = replace(plan.request, parties=n_parties), secure_sum_for_words(n_parties, roster)
         return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
 
@@ -230,18 +238,20 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
 
 
 def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any], run: str) -> Site:
-    agreed = site.run_folder(f"{run}{SUFFIX}").agreed()
+    agreed = site.run_folder(f"{run}{SUFFIX}").load_vocabulary()
     if agreed is None:
         told_at = (
             f"Sites have not agreed on words for {run!r}, or this one has not heard the end of it, or has lost its "
             f"files: that takes this site's own copy of runs/{run}{SUFFIX}/vocabulary, or else a new run."
         )
-        raise Denied("no-words", told_at)
+        raise RequestRefused("no-words", told_at)
     if dict(agreed.experiment) != dict(told):
-        raise Denied("conflict", "Words were agreed on for this run with other settings.")
+        raise RequestRefused("conflict", "Words were agreed on for this run with other settings.")
     if agreed.rows != len(texts.documents):
-        raise Denied("layout", f"Words were agreed on over {agreed.rows} texts; there are {len(texts.documents)}.")
-    context = words_context_of(agreed.vocabulary.documents, agreed.vocabulary.n_documents)
+        raise RequestRefused(
+            "layout", f"Words were agreed on over {agreed.rows} texts; there are {len(texts.documents)}."
+        )
+    context = vocabulary_context(agreed.vocabulary.documents, agreed.vocabulary.n_documents)
     return replace(site, texts=None, data=replace(texts.counted(rule.weighing(agreed.vocabulary)), context=context))
 
 

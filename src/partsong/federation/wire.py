@@ -35,19 +35,19 @@ from partsong.errors import (
     TooFewParties,
     UploadError,
 )
-from partsong.federation.transports.base import MOST_BYTES
+from partsong.federation.transports.base import MAX_MESSAGE_BYTES
 from partsong.io.state_file import read_state, write_state
 
 # ---- wire -------------------------------------------------------------------------------------------------------
 
-MOST_HEADER_BYTES = 1 << 22
-MOST_NUMBER = 1 << 53
-RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_HEADER_BYTES = 1 << 22
+MAX_INTEGER = 1 << 53
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What the name of a run looks like; it is also the name of a folder."""
-CODE = "[a-z][a-z-]{0,39}"
+CODE_PATTERN = "[a-z][a-z-]{0,39}"
 """What codes, and names of counts beside them, look like: they are told to people at the server."""
-Serial = Annotated[int, Meta(ge=0, lt=MOST_NUMBER)]
-NUMBERS = frozenset("?bhilqBHILQefd")
+Serial = Annotated[int, Meta(ge=0, lt=MAX_INTEGER)]
+DTYPE_CODES = frozenset("?bhilqBHILQefd")
 
 AnyHead = TypeVar("AnyHead", bound="Head")
 Stored = TypeVar("Stored")
@@ -76,13 +76,13 @@ class Nonce:
 
     def __post_init__(self) -> None:
         counts = (self.round, self.attempt, self.phase)
-        if not RUN.fullmatch(self.run) or not all(0 <= number < MOST_NUMBER for number in counts):
+        if not RUN_NAME.fullmatch(self.run) or not all(0 <= number < MAX_INTEGER for number in counts):
             raise FormatError(
                 f"A message is known by the name of its run (letters, digits, dots and dashes, at most 64) and whole "
                 f"numbers; got {str(self.run)[:64]!r}, {counts}."
             )
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         numbers = {"round": self.round, "attempt": self.attempt, "phase": self.phase}
         return {"run": self.run, "kind": str(self.kind), **numbers}
 
@@ -100,27 +100,27 @@ class Request:
     note: Mapping[str, Any] = field(default_factory=dict)
     seen: int = 0
 
-    def written(self) -> bytes:
-        head = {"party": self.party, "seen": self.seen, "note": dict(self.note), **self.nonce.told()}
-        return _packed("partsong-request", head, self.body)
+    def to_bytes(self) -> bytes:
+        head = {"party": self.party, "seen": self.seen, "note": dict(self.note), **self.nonce.to_dict()}
+        return _encode("partsong-request", head, self.body)
 
     @staticmethod
-    def read(data: bytes, most: int = MOST_BYTES) -> Request:
-        head, body = _unpacked("partsong-request", data, most, RequestHead)
+    def from_bytes(data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Request:
+        head, body = _decode("partsong-request", data, max_bytes, RequestHead)
         return Request(head.party, head.nonce, body, head.note, head.seen)
 
     @property
     def digest(self) -> str:
         """SHA-256 of all but `seen`: two requests under one nonce are the same request if this is the same."""
-        return _digest([self.party, self.nonce.told(), dict(self.note)], self.body)
+        return _digest([self.party, self.nonce.to_dict(), dict(self.note)], self.body)
 
     @property
-    def about(self) -> str:
+    def model_digest(self) -> str:
         """SHA-256 of the model and the history that work begins from: the same in all attempts of a round."""
         return _digest([self.note.get("counted")], self.body)
 
     @property
-    def model_mark(self) -> str | None:
+    def factor_digest(self) -> str | None:
         """SHA-256 of H in float32, whatever else a model tells beside it; None where it has no H."""
         H = self.body.arrays.get("H")
         if H is None:
@@ -147,15 +147,15 @@ class Reply:
     serial: int = 0
     note: Mapping[str, Any] = field(default_factory=dict)
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         refusal = self.answer if isinstance(self.answer, Refusal) else Refusal("")
-        head = {"party": self.party, "serial": self.serial, "note": dict(self.note), **self.nonce.told()}
+        head = {"party": self.party, "serial": self.serial, "note": dict(self.note), **self.nonce.to_dict()}
         head |= {"code": refusal.code, "counts": dict(refusal.counts)}
-        return _packed("partsong-reply", head, self.answer if isinstance(self.answer, Message) else Message({}))
+        return _encode("partsong-reply", head, self.answer if isinstance(self.answer, Message) else Message({}))
 
     @staticmethod
-    def read(data: bytes, most: int = MOST_BYTES) -> Reply:
-        head, body = _unpacked("partsong-reply", data, most, ReplyHead)
+    def from_bytes(data: bytes, max_bytes: int = MAX_MESSAGE_BYTES) -> Reply:
+        head, body = _decode("partsong-reply", data, max_bytes, ReplyHead)
         answer = Refusal(head.code, head.counts) if head.code else body
         return Reply(head.party, head.nonce, answer, head.serial, head.note)
 
@@ -186,9 +186,11 @@ class ReplyHead(Head):
     """A reply without its arrays; `code` is empty where it is no refusal. Codes and counts are shown at the server."""
 
     serial: Serial
-    code: Annotated[str, Meta(pattern=rf"\A({CODE})?\Z")]
+    code: Annotated[str, Meta(pattern=rf"\A({CODE_PATTERN})?\Z")]
     counts: Annotated[
-        dict[Annotated[str, Meta(pattern=rf"\A{CODE}\Z")], Annotated[int, Meta(gt=-MOST_NUMBER, lt=MOST_NUMBER)]],
+        dict[
+            Annotated[str, Meta(pattern=rf"\A{CODE_PATTERN}\Z")], Annotated[int, Meta(gt=-MAX_INTEGER, lt=MAX_INTEGER)]
+        ],
         Meta(max_length=8),
     ]
 
@@ -202,14 +204,14 @@ def _digest(head: list[Any], body: Message) -> str:
     return found.hexdigest()
 
 
-def _packed(format_: str, head: Mapping[str, Any], body: Message) -> bytes:
-    arrays = {name: _sendable(name, array) for name, array in sorted(body.arrays.items())}
+def _encode(format_: str, head: Mapping[str, Any], body: Message) -> bytes:
+    arrays = {name: _to_sendable_array(name, array) for name, array in sorted(body.arrays.items())}
     text = json.dumps(head, sort_keys=True, allow_nan=False)
     data: bytes = codec.encode((format_, text, Message(arrays, float(body.weight)))).tobytes()
     return data
 
 
-def _sendable(name: str, array: Any) -> Any:
+def _to_sendable_array(name: str, array: Any) -> Any:
     try:
         values = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
     except Exception as error:
@@ -220,41 +222,43 @@ def _sendable(name: str, array: Any) -> Any:
 
 
 def _is_native(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and array.dtype.char in NUMBERS and array.dtype.isnative
+    return isinstance(array, np.ndarray) and array.dtype.char in DTYPE_CODES and array.dtype.isnative
 
 
-def _unpacked(format_: str, data: bytes, most: int, kind: type[AnyHead]) -> tuple[AnyHead, Message]:
-    if len(data) > most:
-        raise FormatError(f"A message of {len(data)} bytes was refused unread: at most {most} are taken.")
+def _decode(format_: str, data: bytes, max_bytes: int, kind: type[AnyHead]) -> tuple[AnyHead, Message]:
+    if len(data) > max_bytes:
+        raise FormatError(f"A message of {len(data)} bytes was refused unread: at most {max_bytes} are taken.")
     try:
-        _require(len(data) >= 8 and int.from_bytes(data[:8], "little") <= MOST_HEADER_BYTES, "it has no header")
+        _require(len(data) >= 8 and int.from_bytes(data[:8], "little") <= MAX_HEADER_BYTES, "it has no header")
         found = codec.decode(bytes(data), only=("core.message",), numpy_only=True)
         _require(type(found) is tuple and len(found) == 3 and found[0] == format_, f"not a {format_}")
         _, text, body = found
-        head = msgspec.convert(json.loads(text, parse_constant=_refuse), kind)
+        head = msgspec.convert(json.loads(text, parse_constant=_reject_constant), kind)
         _require(isinstance(body, Message) and type(body.weight) is float, "its body is none")
         _require(all(type(name) is str for name in body.arrays), "an array has no name")
         _require(all(map(_is_native, body.arrays.values())), "an array holds no numbers")
     except FormatError:
         raise
     except Exception as error:  # parsers of binary formats fail in every way there is on hostile bytes
-        raise _unreadable(str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__) from error
+        raise _unreadable_error(
+            str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__
+        ) from error
     return head, body
 
 
 def _require(is_so: bool, what: str) -> None:
     if not is_so:
-        raise _unreadable(what)
+        raise _unreadable_error(what)
 
 
-def _unreadable(what: str) -> FormatError:
+def _unreadable_error(what: str) -> FormatError:
     return FormatError(
         f"A message cannot be read: {what[:200]}. It is damaged, or from another version of partsong. Install the same "
         "version at the server and at all sites."
     )
 
 
-def _refuse(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
@@ -263,10 +267,10 @@ def _refuse(name: str) -> float:
 # A site says no by a code; the reason, with names and values, stays there. The coordinator is told what the code means,
 # and one way on.
 
-ANEW = "begin a new run, under another --name and with another seed"
-WITHOUT = 'with on_party_error = "skip", which goes on without the site where that is possible'
+NEW_RUN = "begin a new run, under another --name and with another seed"
+SKIP_SITE = 'with on_party_error = "skip", which goes on without the site where that is possible'
 
-USUAL = (
+RESUME = (
     'Nothing is lost: resume the run once the site is back, or with on_party_error = "skip" to go on without it where '
     "that is possible."
 )
@@ -276,9 +280,9 @@ SAME_VERSION = (
 )
 SAME_EXPERIMENT = (
     "The log of the site names the key. Where the partsong there does not know it, install the same version at the "
-    f"server and at the site, then resume the run. Else change the experiment, and {ANEW}."
+    f"server and at the site, then resume the run. Else change the experiment, and {NEW_RUN}."
 )
-CHANGE = (
+CHANGE_POLICY = (
     "Resuming the run cannot help as long as both stay as they are: change the experiment, or ask the steward of that "
     "site to change its site.toml. Once that allows the run, resume it as it is. A changed experiment may keep its "
     "name as long as no site has begun with the run; later it needs another --name, and another seed."
@@ -287,112 +291,115 @@ NEW_SEED = "Begin a new run, under another --name and with another seed, or with
 SAME_ROSTER = (
     "Before a run has begun, all sites have to pin the same roster, which has its parties and no others (partsong "
     "federation join KIT --roster roster.toml); then resume it. A run that has begun cannot go on without one of its "
-    f"parties, or with another key of it: {ANEW}."
+    f"parties, or with another key of it: {NEW_RUN}."
 )
 NEWEST_FILES = (
     "The site has older files of this run (state/runs/NAME) than the server knows of. Resume the run once its newest "
-    f"files are back, or {WITHOUT}. A site that has lost all of them is started again by itself."
+    f"files are back, or {SKIP_SITE}. A site that has lost all of them is started again by itself."
 )
-CLOSED = f"The site will say so again: resume the run {WITHOUT}, or {ANEW}."
+FINAL_REFUSAL = f"The site will say so again: resume the run {SKIP_SITE}, or {NEW_RUN}."
 
 
-RESTORE = (
+RESTORE_DATA = (
     "Resume the run once its rows and columns are those of the run again, and may leave. Where that is not to be, "
-    f"{ANEW}; or resume this one {WITHOUT}."
+    f"{NEW_RUN}; or resume this one {SKIP_SITE}."
 )
-MEND = (
-    f"Have it mended there, then resume the run. If the site says so again when the run is resumed, {ANEW}: the rows "
-    "and settings of a run that has begun stay what they are, and under masks work that came to nothing closes the run "
-    f"at that site. Or resume it {WITHOUT}."
+REPAIR = (
+    f"Have it mended there, then resume the run. If the site says so again when the run is resumed, {NEW_RUN}: the "
+    "rows and settings of a run that has begun stay what they are, and under masks work that came to nothing closes "
+    f"the run at that site. Or resume it {SKIP_SITE}."
 )
 LARGER_BOUND = (
     'A number beyond its public bound takes a larger mask_bound ("How large is mask_bound?" in docs/guide/federation.md'
-    f" says how to choose it), and so a new run. {MEND}"
+    f" says how to choose it), and so a new run. {REPAIR}"
 )
 
 CODES: Mapping[str, tuple[str, str]] = {
     "unreadable": ("the request could not be read: it is damaged, or from another version of partsong", SAME_VERSION),
-    "unsigned": ("the request was not signed by the coordinator that the site has pinned", USUAL),
-    "not-addressed": ("the request was for another party", USUAL),
-    "not-started": ("the site does not know this run; it has to be started there first", USUAL),
+    "unsigned": ("the request was not signed by the coordinator that the site has pinned", RESUME),
+    "not-addressed": ("the request was for another party", RESUME),
+    "not-started": ("the site does not know this run; it has to be started there first", RESUME),
     "conflict": (
         "another request was answered, or charged, under the same run, round, attempt and phase; or the attempts "
         "of a round are not about one model",
-        CLOSED,
+        FINAL_REFUSAL,
     ),
-    "over": ("the run is over at this site; nothing of it is worked on any more", CLOSED),
-    "attempts": ("more attempts of a round, or of all rounds of a run, were asked for than a run can need", CLOSED),
+    "over": ("the run is over at this site; nothing of it is worked on any more", FINAL_REFUSAL),
+    "attempts": (
+        "more attempts of a round, or of all rounds of a run, were asked for than a run can need",
+        FINAL_REFUSAL,
+    ),
     "out-of-turn": ("this phase is not the next one of the sum that the site is in", NEWEST_FILES),
     "out-of-step": (
         "the server and the site disagree on which rounds have counted, or an old round was asked for",
         NEWEST_FILES,
     ),
-    "round-closed": ("a masked upload of this round has left the site; the round is not summed again", CLOSED),
-    "company": ("the sum continues a round, and would be over other parties than the one before", CLOSED),
-    "behind": ("the site's ledger is behind what the server has seen: it was restored from an older copy", USUAL),
+    "round-closed": ("a masked upload of this round has left the site; the round is not summed again", FINAL_REFUSAL),
+    "company": ("the sum continues a round, and would be over other parties than the one before", FINAL_REFUSAL),
+    "behind": ("the site's ledger is behind what the server has seen: it was restored from an older copy", RESUME),
     "ledger": (
         "the site's ledger or audit log was edited, removed, or does not cover the other, and it answers nothing "
         "until somebody has looked at it",
-        USUAL,
+        RESUME,
     ),
-    "recipe": ("the site's policy does not allow this recipe", CHANGE),
-    "rounds": ("the site's policy allows fewer rounds", CHANGE),
-    "runs": ("the site's policy allows no further run", CHANGE),
-    "rows": ("the site holds fewer rows than its policy asks for", CHANGE),
-    "parties": ("fewer parties are in the sum than the site's policy asks for", CHANGE),
-    "masks": ("the site's policy asks for masked sums", CHANGE),
-    "mask-bound": ("the bound of masked numbers is smaller than the site's policy asks for", CHANGE),
+    "recipe": ("the site's policy does not allow this recipe", CHANGE_POLICY),
+    "rounds": ("the site's policy allows fewer rounds", CHANGE_POLICY),
+    "runs": ("the site's policy allows no further run", CHANGE_POLICY),
+    "rows": ("the site holds fewer rows than its policy asks for", CHANGE_POLICY),
+    "parties": ("fewer parties are in the sum than the site's policy asks for", CHANGE_POLICY),
+    "masks": ("the site's policy asks for masked sums", CHANGE_POLICY),
+    "mask-bound": ("the bound of masked numbers is smaller than the site's policy asks for", CHANGE_POLICY),
     "roster": (
         "the parties are not those of the roster that the site has pinned, or one of them is not in it any more, "
         "or has another key there than when the run began",
         SAME_ROSTER,
     ),
-    "shared-key": ("the site hashes names of columns with another shared key than most sites, or with none", USUAL),
-    "columns": ("the site lacks columns that the others have, or may not let them leave", RESTORE),
-    "names": ("the site does not tell names of columns to others", USUAL),
-    "texts": ("the experiment is about texts and the site holds a table, or the other way round", CHANGE),
+    "shared-key": ("the site hashes names of columns with another shared key than most sites, or with none", RESUME),
+    "columns": ("the site lacks columns that the others have, or may not let them leave", RESTORE_DATA),
+    "names": ("the site does not tell names of columns to others", RESUME),
+    "texts": ("the experiment is about texts and the site holds a table, or the other way round", CHANGE_POLICY),
     "words": (
         "the site's policy allows no run over texts, or asks for words in more documents or at more parties",
-        CHANGE,
+        CHANGE_POLICY,
     ),
-    "no-shared-key": ("a run over texts needs the key that sites share, and the site has none", USUAL),
-    "no-words": ("the site does not know on which words sites have agreed for this run", USUAL),
-    "no-columns": ("the site's policy lets no column leave", CHANGE),
-    "layout": ("number type or columns of the site do not fit what was agreed on", RESTORE),
-    "data": ("the site's data are not fit for a run, or have changed since this one began", RESTORE),
-    "model": ("the model is none: not finite, negative, or too large", USUAL),
+    "no-shared-key": ("a run over texts needs the key that sites share, and the site has none", RESUME),
+    "no-words": ("the site does not know on which words sites have agreed for this run", RESUME),
+    "no-columns": ("the site's policy lets no column leave", CHANGE_POLICY),
+    "layout": ("number type or columns of the site do not fit what was agreed on", RESTORE_DATA),
+    "data": ("the site's data are not fit for a run, or have changed since this one began", RESTORE_DATA),
+    "model": ("the model is none: not finite, negative, or too large", RESUME),
     "exposure": (
         "more combinations of the site's rows would leave without noise than its policy allows, over all runs",
-        CHANGE,
+        CHANGE_POLICY,
     ),
     "answered": (
         "the site has answered this model, or this seed, in an earlier run; begin the run with another seed",
         NEW_SEED,
     ),
     "experiment": ("the experiment cannot be read there, or its parts do not go together", SAME_EXPERIMENT),
-    "privacy-needed": ("the site has a privacy budget, and the program adds no noise", CHANGE),
-    "privacy-unit": ("the program's promise is about another unit or relation than the site's ledger", CHANGE),
-    "insecure-noise": ("the program's noise comes from a seed, which the site's policy does not allow", CHANGE),
+    "privacy-needed": ("the site has a privacy budget, and the program adds no noise", CHANGE_POLICY),
+    "privacy-unit": ("the program's promise is about another unit or relation than the site's ledger", CHANGE_POLICY),
+    "insecure-noise": ("the program's noise comes from a seed, which the site's policy does not allow", CHANGE_POLICY),
     "noiseless": (
         "the site has released without noise before it had a privacy budget, which does not cover that",
-        CHANGE,
+        CHANGE_POLICY,
     ),
-    "budget": ("the site's privacy budget is spent, over all runs", CHANGE),
-    "diverged": ("the site's numbers are not finite, or too large", MEND),
+    "budget": ("the site's privacy budget is spent, over all runs", CHANGE_POLICY),
+    "diverged": ("the site's numbers are not finite, or too large", REPAIR),
     "upload": (
         "the site's upload is not what its program said it would be; under masks most often: it has a number "
         "beyond mask_bound",
         LARGER_BOUND,
     ),
-    "too-few": ("fewer parties than a sum needs in which each is hidden", USUAL),
-    "protocol": ("the site does not accept what the server has sent in this sum", USUAL),
-    "storage": ("the site could not read or write its own files", USUAL),
-    "settings": ("site.toml, another file of the site's settings, or its data cannot be used as they are", USUAL),
-    "failed": ("the site's work ended in an error", MEND),
+    "too-few": ("fewer parties than a sum needs in which each is hidden", RESUME),
+    "protocol": ("the site does not accept what the server has sent in this sum", RESUME),
+    "storage": ("the site could not read or write its own files", RESUME),
+    "settings": ("site.toml, another file of the site's settings, or its data cannot be used as they are", RESUME),
+    "failed": ("the site's work ended in an error", REPAIR),
 }
 """Code -> what it means to the coordinator, and what to do."""
 
-KINDS: Mapping[type[PartsongError], str] = {
+CODES_BY_ERROR: Mapping[type[PartsongError], str] = {
     BudgetSpent: "budget",
     DivergenceError: "diverged",
     UploadError: "upload",
@@ -406,7 +413,7 @@ KINDS: Mapping[type[PartsongError], str] = {
 """What work at a site may end in -> the code that leaves it. The first four are raised again at the server."""
 
 
-class Denied(PartsongError):
+class RequestRefused(PartsongError):
     """Raised at a site: the code that leaves it, the reason that does not, and counts that do."""
 
     def __init__(self, code: str, reason: str = "", counts: Mapping[str, int] | None = None) -> None:
@@ -414,14 +421,14 @@ class Denied(PartsongError):
         self.refusal = Refusal(code, dict(counts or {}))
 
 
-def refusal_of(error: PartsongError) -> Refusal:
+def refusal_from_error(error: PartsongError) -> Refusal:
     """What leaves a site where its work ends in an error of ours: a code, and nothing of its text."""
-    if isinstance(error, Denied):
+    if isinstance(error, RequestRefused):
         return error.refusal
-    return Refusal(next((code for kind, code in KINDS.items() if isinstance(error, kind)), "failed"))
+    return Refusal(next((code for kind, code in CODES_BY_ERROR.items() if isinstance(error, kind)), "failed"))
 
 
-def within_exposure(counts: Mapping[str, int]) -> str:
+def exposure_advice(counts: Mapping[str, int]) -> str:
     """What a site says would be allowed; under masks it is rounded down to a power of two."""
     rounds, rank = counts.get("rounds", 0), counts.get("rank", 0)
     if not rounds and not rank:
@@ -431,31 +438,33 @@ def within_exposure(counts: Mapping[str, int]) -> str:
     return f"At most {', or '.join(allowed)}, would be allowed"
 
 
-def error_of(party: str, refusal: Refusal, index: int) -> PartyError:
+def error_from_refusal(party: str, refusal: Refusal, index: int) -> PartyError:
     """The error at the server; one of a kind that callers know, where there is one."""
-    kind = next((kind for kind, code in KINDS.items() if code == refusal.code and issubclass(kind, PartyError)), None)
+    kind = next(
+        (kind for kind, code in CODES_BY_ERROR.items() if code == refusal.code and issubclass(kind, PartyError)), None
+    )
     counts = "".join(f", {name}: {count}" for name, count in sorted(refusal.counts.items()))
     meaning, _ = CODES.get(refusal.code, ("a code that is not known here", SAME_VERSION))
     if refusal.code == "exposure" and refusal.counts:
-        meaning += f". {within_exposure(refusal.counts)}"
+        meaning += f". {exposure_advice(refusal.counts)}"
     return (kind or SiteRefused)(
         f"Site {party!r} refuses in round {index} (code {refusal.code!r}{counts}): {meaning}. The reason is in the log "
         "of the site; ask there."
     )
 
 
-def way_on(refusal: Refusal | None) -> str:
+def recovery_advice(refusal: Refusal | None) -> str:
     """What to do about a site that has refused; without a refusal it was not heard, or what it sent was not used."""
-    return USUAL if refusal is None else CODES.get(refusal.code, ("", SAME_VERSION))[1]
+    return RESUME if refusal is None else CODES.get(refusal.code, ("", SAME_VERSION))[1]
 
 
-NOT_IN = "The run was never started there."
+NEVER_STARTED = "The run was never started there."
 """Why a site has no result that was not in a run."""
 
 
-def way_to_result(why: str) -> str:
+def missing_result_advice(why: str) -> str:
     """How a site can come by what it lacks of a run that is done, by the text that says why it has no result."""
-    if why == NOT_IN:
+    if why == NEVER_STARTED:
         return "A new run can have it in."
     if "(code 'not-started'" in why:
         return (
@@ -469,18 +478,18 @@ def way_to_result(why: str) -> str:
 #
 # What a site or a server needs to go on after it was killed. A source of randomness is not written: its reader has it.
 
-KIND = "federation"
+STATE_KIND = "federation"
 
 
 def save_state(path: Path, state: Any, given: Mapping[str, Any] | None = None) -> None:
     """Write a state atomically, for its owner alone."""
-    write_state(path, state, KIND, given)
+    write_state(path, state, STATE_KIND, given)
 
 
 def load_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None = None) -> Stored:
     """Read a state of this class."""
     try:
-        found = read_state(path, KIND, given)
+        found = read_state(path, STATE_KIND, given)
     except PartsongError as error:
         raise DamagedState(str(error)) from error
     if not isinstance(found, kind):

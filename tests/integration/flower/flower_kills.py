@@ -13,7 +13,7 @@ from partsong.federation.chain import Chain
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
 from partsong.federation.server.state import AsyncRunState, Journal
-from partsong.federation.site.plan import plan_of
+from partsong.federation.site.plan import build_plan
 from partsong.federation.wire import load_state
 from partsong.privacy.accounting import Ledger, Release
 from partsong.secure_aggregation.protocol import SecureSum
@@ -36,7 +36,7 @@ class Haunt:
     texts: tuple[str, ...]
     rounds: tuple[int, ...]
     stages: tuple[str, ...] = ()
-    build: object = plan_of
+    build: object = build_plan
     policy: str = "minimum_parties = 3\n"
     node: str | None = None
     names: tuple[str, ...] = SITES
@@ -172,7 +172,7 @@ class Killer:
         return self.made.running.running[victim].pid
 
 
-def require_unharmed(made, run, told, rounds, build=plan_of):
+def require_unharmed(made, run, told, rounds, build=build_plan):
     """Nobody was left out of any round, and each release was charged once."""
     record = require_same(made, run, told, rounds, build)
     assert (told["absent"], told["silent"]) == ({}, {})
@@ -195,7 +195,7 @@ def require_recorded(made, run, told, rounds):
         assert summed <= {index for index, _ in lines}
 
 
-def require_same(made, run, told, rounds, build=plan_of):
+def require_same(made, run, told, rounds, build=build_plan):
     """Nothing is lost, one nonce covers one payload, and one process gives the same bits."""
     record = made.record(run)
     exchanges = rounds * (len(made.names) if isinstance(record, AsyncRunState) else 1)

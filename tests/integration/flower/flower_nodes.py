@@ -58,14 +58,14 @@ class Lies:
 
     def answer(self, site, data):
         payload = self.honest(site, data)
-        reply = Reply.read(payload)
+        reply = Reply.from_bytes(payload)
         self.is_upload = reply.nonce.kind == Kind.WORK and isinstance(reply.answer, Message)
         if not self.is_upload or self.how not in CHANGES:
             return os.urandom(len(payload)) if self.is_upload and self.how == "garbage" else payload
         arrays = dict(reply.answer.arrays)
         name = sorted(arrays)[0]
         arrays[name] = CHANGES[self.how](arrays[name])
-        return replace(reply, answer=Message(arrays, reply.answer.weight)).written()
+        return replace(reply, answer=Message(arrays, reply.answer.weight)).to_bytes()
 
     def send(self, message, data):
         if not self.is_upload:

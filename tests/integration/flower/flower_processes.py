@@ -20,9 +20,9 @@ from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
-from partsong.federation.server.launch import record_in
+from partsong.federation.server.launch import load_run_state
 from partsong.federation.server.state import AsyncRunState
-from partsong.federation.site.plan import plan_of
+from partsong.federation.site.plan import build_plan
 from partsong.io.model_file import load_model
 
 PLAIN = 'method = "exact"\nrank = 3\n'
@@ -61,10 +61,10 @@ class Federation:
             self.start_node(name)
         self.wait_for_nodes()
 
-    def controlling(self):
-        from partsong.federation.flower.control import controlling
+    def open_control(self):
+        from partsong.federation.flower.control import open_control
 
-        return controlling(self.server)
+        return open_control(self.server)
 
     def wait_for_nodes(self):
         with self.controlling() as control:
@@ -132,15 +132,15 @@ class Federation:
         return holder_of(self.server.run(run).lock)
 
     def record(self, run):
-        return record_in(self.server.run(run).state)
+        return load_run_state(self.server.run(run).state)
 
-    def is_same(self, run, build=plan_of):
+    def is_same(self, run, build=build_plan):
         """Whether the model is, bit for bit, that of one process with the participation, or order, as recorded."""
         place, record = self.server.run(run), self.record(run)
         plan = build(Experiment.read(place.experiment).told(), len(self.names), dict(self.server.roster().keys))
         opened = {name: site.opened().data for name, site in sorted(self.sites.items())}
         shards = [Shard(name, data.matrix(), data.secret) for name, data in opened.items()]
-        schedule = Schedule(record.index, record.layout.seed, record.absent(), record.silent())
+        schedule = Schedule(record.index, record.layout.seed, record.absent(), record.dropouts())
         engine = Asynchronous(record.recorded_order()) if isinstance(record, AsyncRunState) else Sequential()
         *_, last = engine.run(plan.program, shards, schedule, reduction=plan.reduction)
         expected = np.ascontiguousarray(np.asarray(plan.program.components(last.checkpoint.server)))
@@ -150,7 +150,7 @@ class Federation:
     def charged(self, run):
         """Rounds and attempts of a run in the ledger of each site."""
         ledgers = {name: site.opened().ledger for name, site in self.sites.items()}
-        return {name: [(one.round, one.attempt) for one in ledger.charges_of(run)] for name, ledger in ledgers.items()}
+        return {name: [(one.round, one.attempt) for one in ledger.charges(run)] for name, ledger in ledgers.items()}
 
 
 @contextlib.contextmanager

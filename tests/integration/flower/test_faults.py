@@ -20,7 +20,7 @@ from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Pair
 
 pytest.importorskip("flwr")
-from partsong.federation.flower.control import ServerError, controlling
+from partsong.federation.flower.control import ServerError, open_control
 from tests.integration.flower import flower_processes as processes
 from tests.integration.flower.flower_kills import KINDS, Killer
 from tests.integration.flower.flower_processes import PLAIN, SITES, federation, limit_files
@@ -188,7 +188,7 @@ class Impatient:
 
 def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who_start_runs(tmp_path):
     from partsong.federation.flower import server_process as superlink
-    from partsong.federation.flower.site_process import present
+    from partsong.federation.flower.site_process import register
 
     server, sites = demo.set_up(tmp_path, SITES)
     expired(server)
@@ -196,8 +196,8 @@ def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who
         superlink.serve(server)
     with Impatient(server):
         with pytest.raises(ServerError, match=r"expired.*call the coordinator"):
-            present(sites["east"], lambda line: None).__enter__()
-        with controlling(server) as control, pytest.raises(ServerError, match=r"expired.*--renew"):
+            register(sites["east"], lambda line: None).__enter__()
+        with open_control(server) as control, pytest.raises(ServerError, match=r"expired.*--renew"):
             control.nodes()
     server.renewed()
     assert server.require_valid() > 300

@@ -15,11 +15,17 @@ import pytest
 
 from partsong.errors import FormatError, ParameterError
 from partsong.federation.commands import demo
-from partsong.federation.flower.control import HEADER, ServerError, app_bundle
+from partsong.federation.flower.control import CONTROL_HEADER, ServerError, app_bundle
 from partsong.federation.flower.server_process import Gate
 from partsong.federation.transports import flower
-from partsong.federation.transports.base import Lost
-from partsong.federation.transports.flower import Flower, Pulls, answer_to, content_of, question
+from partsong.federation.transports.base import NoReply
+from partsong.federation.transports.flower import (
+    FlowerTransport,
+    PullCalls,
+    message_bytes,
+    reply_message,
+    request_message,
+)
 
 pytest.importorskip("flwr")
 from tests.integration.flower.flower_kills import require_unharmed
@@ -60,7 +66,7 @@ class Grid:
         message.metadata.__dict__["_src_node_id"] = 1
         node = message.metadata.dst_node_id
         reply = self.answers(node, sum(one == node for one, _ in self.pushed), message)
-        self.pushed.append((node, content_of(message)))
+        self.pushed.append((node, message_bytes(message)))
         if reply is not None:
             self.replies[given] = reply
         return given
@@ -71,7 +77,7 @@ class Grid:
 
 def replying(node, count, message):
     """The same bytes, backwards."""
-    return answer_to(message, content_of(message)[::-1])
+    return reply_message(message, message_bytes(message)[::-1])
 
 
 def failing(code, message):
@@ -81,7 +87,7 @@ def failing(code, message):
 
 
 def transport(grid, **settings):
-    return Flower(grid, NODES, **{"poll": 0.001, "look": 0.005, **settings})
+    return FlowerTransport(grid, NODES, **{"poll": 0.001, "refresh_after": 0.005, **settings})
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001])
@@ -90,18 +96,18 @@ def test_few_bytes_pass_as_they_are_in_as_few_objects_as_can_be(monkeypatch, siz
 
     monkeypatch.setattr(flower, "SMALL_BYTES", 1000)
     data = os.urandom(size)
-    message = question(data, 11, 60.0)
-    assert content_of(message) == data
+    message = request_message(data, 11, 60.0)
+    assert message_bytes(message) == data
     assert len(get_all_nested_objects(message)) == (3 if size <= 1000 else 6)
 
 
 def test_few_bytes_that_were_changed_or_are_too_many_are_not_used():
-    message = question(bytes(range(35)), 11, 60.0)
+    message = request_message(bytes(range(35)), 11, 60.0)
     with pytest.raises(FormatError, match="longer"):
-        content_of(message, most=34)
+        message_bytes(message, max_bytes=34)
     message.content["about"]["whole"] = bytes(range(1, 36))
     with pytest.raises(FormatError, match="changed"):
-        content_of(message)
+        message_bytes(message)
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
@@ -109,27 +115,27 @@ def test_bytes_pass_as_they_are_in_pieces(monkeypatch, size):
     monkeypatch.setattr(flower, "PIECE_BYTES", 1000)
     monkeypatch.setattr(flower, "SMALL_BYTES", -1)
     data = os.urandom(size)
-    message = question(data, 11, 60.0)
-    assert content_of(message) == data
+    message = request_message(data, 11, 60.0)
+    assert message_bytes(message) == data
     assert len(message.content["arrays"]) == max(1, -(-size // 1000))
 
 
 def test_what_was_changed_cut_short_or_is_too_long_is_not_used(monkeypatch):
     monkeypatch.setattr(flower, "PIECE_BYTES", 10)
     monkeypatch.setattr(flower, "SMALL_BYTES", -1)
-    message = question(bytes(range(35)), 11, 60.0)
+    message = request_message(bytes(range(35)), 11, 60.0)
     with pytest.raises(FormatError, match="longer"):
-        content_of(message, most=34)
+        message_bytes(message, max_bytes=34)
     del message.content["arrays"]["3"]
     with pytest.raises(FormatError, match="cut short"):
-        content_of(message)
-    other = question(bytes(range(1, 36)), 11, 60.0)
-    other.content["about"]["sha256"] = question(bytes(35), 11, 60.0).content["about"]["sha256"]
+        message_bytes(message)
+    other = request_message(bytes(range(1, 36)), 11, 60.0)
+    other.content["about"]["sha256"] = request_message(bytes(35), 11, 60.0).content["about"]["sha256"]
     with pytest.raises(FormatError, match="changed"):
-        content_of(other)
+        message_bytes(other)
     del other.content["about"]
     with pytest.raises(FormatError, match="should"):
-        content_of(other)
+        message_bytes(other)
 
 
 def test_all_are_asked_and_answer():
@@ -141,7 +147,7 @@ def test_who_is_silent_is_lost_and_the_others_are_not():
     grid = Grid(lambda node, count, message: replying(node, count, message) if node == 11 else None)
     found = transport(grid).ask({"east": b"abc", "north": b"xyz"}, 0.05)
     assert found["east"] == b"cba"
-    assert isinstance(found["north"], Lost)
+    assert isinstance(found["north"], NoReply)
 
 
 def test_who_was_waited_for_in_vain_is_not_waited_for_again_before_its_node_is_back():
@@ -150,10 +156,10 @@ def test_who_was_waited_for_in_vain_is_not_waited_for_again_before_its_node_is_b
     grid.get_nodes = lambda: online()[:1]
     asked = transport(grid)
     requests = {"east": b"abc", "north": b"xyz"}
-    assert isinstance(asked.ask(requests, 0.05)["north"], Lost)
+    assert isinstance(asked.ask(requests, 0.05)["north"], NoReply)
     began = time.monotonic()
     found = asked.ask(requests, 60)
-    assert found == {"east": b"cba", "north": Lost("its node is still not there")}
+    assert found == {"east": b"cba", "north": NoReply("its node is still not there")}
     assert sum(node == 12 for node, _ in grid.pushed) == 1
     assert time.monotonic() - began < 10
     grid.get_nodes = online
@@ -174,7 +180,7 @@ def test_a_reply_that_comes_too_late_is_never_used():
         return replying(node, count, message)
 
     grid = Grid(answers)
-    assert isinstance(transport(grid).ask({"east": b"first"}, 0.02)["east"], Lost)
+    assert isinstance(transport(grid).ask({"east": b"first"}, 0.02)["east"], NoReply)
     grid.replies["message 0"] = late["reply"]
     assert transport(grid).ask({"east": b"second"}, 1)["east"] == b"dnoces"
 
@@ -203,9 +209,9 @@ def test_a_broken_connection_and_a_node_that_is_away_are_waited_for():
 def test_an_app_that_fails_again_and_again_is_lost_and_its_words_are_not_repeated():
     grid = Grid(lambda node, count, message: failing(2, message))
     found = transport(grid).ask({"east": b"abc"}, 5)["east"]
-    assert isinstance(found, Lost)
-    assert "secret" not in found.why
-    assert len(grid.pushed) == flower.TRIES
+    assert isinstance(found, NoReply)
+    assert "secret" not in found.reason
+    assert len(grid.pushed) == flower.MAX_APP_FAILURES
 
 
 def test_a_reply_of_another_node_is_not_used():
@@ -214,7 +220,7 @@ def test_a_reply_of_another_node_is_not_used():
         reply.metadata.__dict__["_src_node_id"] = 12
         return reply
 
-    assert "another node" in transport(Grid(answers)).ask({"east": b"abc"}, 1)["east"].why
+    assert "another node" in transport(Grid(answers)).ask({"east": b"abc"}, 1)["east"].reason
 
 
 def test_replies_are_heard_as_they_come():
@@ -222,20 +228,20 @@ def test_replies_are_heard_as_they_come():
     grid = Grid(lambda node, count, message: replying(node, count, message) if node == 11 or count else None)
     asked = transport(grid)
     asked.push({"east": b"abc", "north": b"xyz"}, 60)
-    assert asked.arrived(5) == ("east", b"cba")
+    assert asked.next_reply(5) == ("east", b"cba")
     asked.push({"east": b"next"}, 60)
-    assert asked.arrived(5) == ("east", b"txen")
-    assert asked.arrived(0.02) is None
+    assert asked.next_reply(5) == ("east", b"txen")
+    assert asked.next_reply(0.02) is None
     grid.born[12] = "later"
-    assert asked.arrived(5) == ("north", b"zyx")
+    assert asked.next_reply(5) == ("north", b"zyx")
     assert [data for node, data in grid.pushed if node == 12] == [b"xyz", b"xyz"]
-    assert asked.arrived(5) is None
+    assert asked.next_reply(5) is None
 
 
 def test_replies_that_come_together_are_heard_one_by_one():
     asked = transport(Grid(replying))
     asked.push({"east": b"abc", "north": b"xyz"}, 60)
-    assert {asked.arrived(5), asked.arrived(0)} == {("east", b"cba"), ("north", b"zyx")}
+    assert {asked.next_reply(5), asked.next_reply(0)} == {("east", b"cba"), ("north", b"zyx")}
 
 
 class Halting(Grid):
@@ -258,23 +264,23 @@ class Halting(Grid):
 def test_a_site_that_was_killed_while_it_sent_holds_up_nobody():
     """Also not one whose reply was to come with the same call: it is asked again, and sends the same."""
     grid = Halting(replying)
-    asked = transport(grid, pulls=Pulls(0.05))
+    asked = transport(grid, pulls=PullCalls(0.05))
     asked.push({"east": b"abc", "north": b"xyz"}, 60)
     assert len(grid.halted) == 0
-    assert {asked.arrived(5), asked.arrived(5)} == {("east", b"cba"), ("north", b"zyx")}
+    assert {asked.next_reply(5), asked.next_reply(5)} == {("east", b"cba"), ("north", b"zyx")}
     assert [len(ids) for ids in grid.halted] == [2]
     asked.push({"east": b"next"}, 60)
-    assert asked.arrived(5) == ("east", b"txen")
+    assert asked.next_reply(5) == ("east", b"txen")
     grid.rest.set()
     asked.push({"north": b"last"}, 60)
-    assert asked.arrived(5) == ("north", b"tsal")
+    assert asked.next_reply(5) == ("north", b"tsal")
 
 
 def test_a_call_that_does_not_come_back_does_not_outlast_the_time_there_is():
     grid = Halting(replying)
     began = time.monotonic()
     found = transport(grid).ask({"north": b"xyz"}, 0.1)
-    assert isinstance(found["north"], Lost)
+    assert isinstance(found["north"], NoReply)
     assert time.monotonic() - began < 5
     grid.rest.set()
 
@@ -291,22 +297,22 @@ def test_the_reply_to_a_request_that_another_took_the_place_of_is_never_used():
     grid = Grid(answers)
     asked = transport(grid)
     asked.push({"east": b"first"}, 60)
-    assert asked.arrived(0.01) is None
+    assert asked.next_reply(0.01) is None
     grid.replies["message 0"] = late["reply"]
     asked.push({"east": b"second"}, 60)
-    assert asked.arrived(5) == ("east", b"dnoces")
+    assert asked.next_reply(5) == ("east", b"dnoces")
     asked.push({"east": b"third"}, 60)
-    assert asked.recall() == {"east": Lost("nothing was heard in time")}
-    assert asked.arrived(5) is None
+    assert asked.cancel() == {"east": NoReply("nothing was heard in time")}
+    assert asked.next_reply(5) is None
 
 
 def test_two_sites_are_not_one_node():
     with pytest.raises(ParameterError, match="same node"):
-        Flower(None, {"east": 1, "north": 1})
+        FlowerTransport(None, {"east": 1, "north": 1})
 
 
 def scope(path, key=None, client="10.0.0.7"):
-    headers = [] if key is None else [(HEADER.encode(), key.encode())]
+    headers = [] if key is None else [(CONTROL_HEADER.encode(), key.encode())]
     return {"type": "http", "path": path, "headers": headers, "client": (client, 4711)}
 
 
@@ -429,17 +435,17 @@ def test_an_asynchronous_run_is_held_up_by_nobody_and_can_be_repeated_in_one_pro
 
 @pytest.mark.slow
 def test_a_node_whose_key_is_not_known_is_not_let_in(tmp_path):
-    from partsong.federation.flower.site_process import present
+    from partsong.federation.flower.site_process import register
 
     server, sites = demo.set_up(tmp_path, SITES)
     with demo.processes(tmp_path) as running:
         demo.start_server(running, server)
         with pytest.raises(ServerError, match=r"does not know the key"):
-            present(sites["east"], lambda line: None).__enter__()
+            register(sites["east"], lambda line: None).__enter__()
         other, strangers = demo.set_up(tmp_path / "other", SITES)
         stranger = demo.SiteFolder(strangers["east"].path, "demo", "east", server.address, strangers["east"].data)
         with pytest.raises(ServerError, match="no certificate by the authority"):
-            present(stranger, lambda line: None).__enter__()
+            register(stranger, lambda line: None).__enter__()
     assert other.address != server.address
 
 

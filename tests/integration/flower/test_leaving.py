@@ -17,7 +17,7 @@ import httpx
 
 from partsong.federation.commands.demo import site_of
 from partsong.federation.flower import control, site_process
-from partsong.federation.flower.control import Control, ServerError
+from partsong.federation.flower.control import ServerControl, ServerError
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Nonce, Reply, Request
@@ -85,7 +85,7 @@ def refusal(code):
 def test_a_server_that_is_away_is_waited_for_and_told_of_once(monkeypatch):
     monkeypatch.setattr(site_process, "PAUSE", 0.0)
     said = []
-    patience = site_process.Patience(SimpleNamespace(address="a.b:1"), said.append)
+    patience = site_process.RetryInvoker(SimpleNamespace(address="a.b:1"), said.append)
     assert patience.invoke(Away(httpx.ConnectError("gone"), httpx.ReadError("gone"), "done")) == "done"
     assert said == ["No server answers at a.b:1 yet; waiting for it."]
     with pytest.raises(httpx.HTTPStatusError):
@@ -100,7 +100,7 @@ def test_a_request_that_the_server_does_not_know_any_more_is_dropped_and_a_node_
     answers, said = Away(refusal(403), ValueError("half a message"), refusal(401)), []
     client = SimpleNamespace(PullMessages=lambda request: answers())
     site = SimpleNamespace(address="a.b:1", path=Path("site"))
-    node = site_process.Node(site, client, 7, said.append)
+    node = site_process.SiteNode(site, client, 7, said.append)
     for _ in range(2):
         node.answer_next(lambda data: data)
     assert len(said) == 2
@@ -113,13 +113,13 @@ def test_a_node_over_flower_answers_with_what_it_was_started_with(tmp_path):
     site = site_of(tmp_path, server, "east")
     server.admit(site.card())
     site.pin(server.roster())
-    request, joined = Request("east", Nonce("r", kind=Kind.FINISH)).written(), site.path / "joined.toml"
+    request, joined = Request("east", Nonce("r", kind=Kind.FINISH)).to_bytes(), site.path / "joined.toml"
 
     answer = site.answering()
 
     def answered():
         replies = server.signed(InProcess({"east": answer})).ask({"east": request}, 1.0)
-        return Reply.read(replies["east"]).answer.code
+        return Reply.from_bytes(replies["east"]).answer.code
 
     assert answered() == "not-started"
     joined.write_text(joined.read_text().replace("east.npy", "other.npy"))
@@ -132,4 +132,4 @@ def test_where_no_server_answers_the_command_that_starts_it_is_told(monkeypatch)
 
     monkeypatch.setattr(control, "PAUSE", 0.0)
     with pytest.raises(ServerError, match=r"--resume.*: partsong federation serve --folder 'my liver'$"):
-        Control(None, "127.0.0.1:1", Path("my liver"))._tried(unanswered)
+        ServerControl(None, "127.0.0.1:1", Path("my liver"))._with_retries(unanswered)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("flwr")
-from partsong.federation.flower.control import SERVER
+from partsong.federation.flower.control import SERVER_PID
 from partsong.federation.flower.server_process import _end_with_executor
 from tests.integration.flower.flower_processes import sleeping
 
@@ -34,7 +34,7 @@ def sleeper():
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals of this kind")
 def test_an_app_that_hears_nothing_ends_with_its_server(sleeper):
-    environment = {**os.environ, SERVER: str(sleeper.pid)}
+    environment = {**os.environ, SERVER_PID: str(sleeper.pid)}
     app = subprocess.Popen([sys.executable, "-c", DEAF], env=environment, stdout=subprocess.PIPE)
     try:
         assert app.stdout.readline() == b"here\n"

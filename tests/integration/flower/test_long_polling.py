@@ -20,7 +20,7 @@ class Server:
     async def __call__(self, scope, receive, send):
         body = (await receive())["body"]
         answer = b""
-        if scope["path"] == server_process.LOOK:
+        if scope["path"] == server_process.PULL_PATH:
             assert "mark" not in scope["state"]
             scope["state"]["mark"] = True
             self.looks, answer = self.looks + 1, self.found
@@ -63,7 +63,7 @@ def look_at(app, patience=5.0, leaves=60.0, handing_over=(), ending=lambda: Fals
 
     async def all_of_it():
         bell = LongPolling(app, patience, ending)
-        caller = Caller(server_process.LOOK, leaves)
+        caller = Caller(server_process.PULL_PATH, leaves)
         looking = asyncio.ensure_future(caller.call(bell))
         for delay, path in handing_over:
             await asyncio.sleep(delay)
@@ -74,7 +74,7 @@ def look_at(app, patience=5.0, leaves=60.0, handing_over=(), ending=lambda: Fals
     return asyncio.run(all_of_it())
 
 
-@pytest.mark.parametrize("path", sorted(server_process.HANDED_OVER))
+@pytest.mark.parametrize("path", sorted(server_process.PUSH_PATHS))
 def test_a_look_that_finds_nothing_lasts_until_something_is_handed_over(path):
     server = Server()
     server.pieces = 5
@@ -95,7 +95,7 @@ def test_what_is_there_is_found_at_once():
 
 def test_nobody_looks_while_a_message_is_handed_over_piece_by_piece():
     server = Server()
-    pieces = sorted(server_process.HANDED_OVER)
+    pieces = sorted(server_process.PUSH_PATHS)
     answer, _ = look_at(server, handing_over=[(0.05, pieces[0]), (0.04, pieces[1])])
     assert (answer, server.pieces) == (b"message", 2)
 
@@ -117,7 +117,7 @@ def test_a_refusal_is_not_waited_with():
 def test_a_node_that_has_gone_takes_no_message_with_it():
     server = Server()
     server.pieces = 5
-    look_at(server, leaves=0.1, handing_over=[(0.4, sorted(server_process.HANDED_OVER)[0])])
+    look_at(server, leaves=0.1, handing_over=[(0.4, sorted(server_process.PUSH_PATHS)[0])])
     assert server.looks == 1
     assert server.found == b"message"
 

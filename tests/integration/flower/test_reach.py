@@ -13,7 +13,7 @@ from partsong.federation.commands import demo
 from partsong.federation.commands.server import _admit_nodes
 from partsong.federation.commands.status import server_told
 from partsong.federation.flower import site_process
-from partsong.federation.flower.control import ServerError, controlling
+from partsong.federation.flower.control import ServerError, open_control
 from partsong.federation.setup.server_folder import ServerFolder
 
 pytest.importorskip("flwr")
@@ -26,7 +26,7 @@ SKEW = 60
 
 def announced(site):
     """Its node begins and ends."""
-    with site_process.present(site, lambda line: None):
+    with site_process.register(site, lambda line: None):
         pass
 
 
@@ -44,14 +44,14 @@ def served(tmp_path_factory):
 
 def test_a_site_is_admitted_by_a_command_also_after_one_that_was_killed(served):
     server, site = served
-    with controlling(server) as control:
+    with open_control(server) as control:
         number = control.register(site.card().node_key, "east")
         assert control.register(site.card().node_key, "east") == number
         with pytest.raises(ServerError, match="takes no key twice"):
             control.register(site.card().node_key, "west")
         _admit_nodes(server, [site.card()])
         assert server.node_of("east") == number
-        with site_process.present(site, lambda line: None) as node:
+        with site_process.register(site, lambda line: None) as node:
             assert node.number == number
             assert server_told(server)["sites"] == {"east": "online"}
         assert server_told(server)["sites"] == {"east": "offline"}
@@ -60,11 +60,11 @@ def test_a_site_is_admitted_by_a_command_also_after_one_that_was_killed(served):
 def test_a_key_that_was_taken_out_is_not_known_any_more(served):
     server, _ = served
     other = demo.site_of(server.path.parent, server, "west")
-    with controlling(server) as control:
+    with open_control(server) as control:
         number = control.register(other.card().node_key, "west")
         control.unregister(number)
         assert number not in control.nodes()
-        assert control.known(other.card().node_key, "west") is None
+        assert control.find_node(other.card().node_key, "west") is None
         with pytest.raises(ServerError, match="takes no key twice"):
             control.register(other.card().node_key, "west")
 

@@ -15,7 +15,7 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.engines.local import Sequential
 from partsong.federation.commands import demo
 from partsong.federation.experiment import Experiment
-from partsong.federation.site.plan import plan_of
+from partsong.federation.site.plan import build_plan
 from tests.integration.flower.flower_processes import PLAIN, Federation, left_behind
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -70,7 +70,7 @@ class Noting:
 def uploads_of(made, run):
     """By one process: what each site has added in each round, as numbers and, under masks, as fixed point; and rows."""
     place, noted = made.server.run(run), []
-    plan = plan_of(Experiment.read(place.experiment).told(), len(made.names), dict(made.server.roster().keys))
+    plan = build_plan(Experiment.read(place.experiment).told(), len(made.names), dict(made.server.roster().keys))
     data = {name: site.opened().data for name, site in sorted(made.sites.items())}
     shards = [Shard(name, own.matrix(), own.secret) for name, own in data.items()]
     program, reduction = Noting(plan.program, noted), Noting(plan.reduction, noted)

@@ -18,7 +18,7 @@ from partsong.federation.experiment import Experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import Kit
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.site.plan import plan_of
+from partsong.federation.site.plan import build_plan
 from partsong.federation.site.state import RunFolder
 from partsong.io.model_file import load_model
 from partsong.topics.vocabulary import rows_as_matrix
@@ -86,7 +86,9 @@ def require_no_word_in(folder):
 
 def require_same_bits(place, sites):
     experiment, record = Experiment.read(place.experiment), Journal(place.state).load()
-    found = {name: RunFolder(site.path / "state" / "runs" / "notes.words").agreed() for name, site in sites.items()}
+    found = {
+        name: RunFolder(site.path / "state" / "runs" / "notes.words").load_vocabulary() for name, site in sites.items()
+    }
     weighing = experiment.text_rule.weighing(found["east"].vocabulary)
     assert sorted(weighing.names) == sorted(SHARED)
     shards = []
@@ -96,8 +98,8 @@ def require_same_bits(place, sites):
         shards.append(Shard(name, rows_as_matrix(rows, "float64"), site.secret()))
         charged = [tuple(line["attempt"]) for line in site.opened().ledger.chain.lines()]
         assert len(set(charged)) == len(charged) == record.index + words_done(place)
-    plan = plan_of(experiment.told(), 3, None)
-    schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.silent())
+    plan = build_plan(experiment.told(), 3, None)
+    schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.dropouts())
     *_, last = Sequential().run(plan.program, shards, schedule, reduction=plan.reduction)
     expected = np.ascontiguousarray(np.asarray(plan.program.components(last.checkpoint.server)))
     assert load_model(place.model).components.tobytes() == expected.tobytes()

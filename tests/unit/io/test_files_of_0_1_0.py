@@ -12,7 +12,7 @@ import pytest
 
 from partsong import NMF, FederatedNMF, FederatedTopicModel, TopicModel, load_model
 from partsong.errors import DamagedState, FormatError
-from partsong.federation.audit_log import Audit, verified
+from partsong.federation.audit_log import AuditLog, verify_log
 from partsong.federation.consistency import compare
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.server.state import RunState
@@ -81,13 +81,13 @@ def test_ledgers_and_audit_logs_of_0_1_0_are_always_read(name, tmp_path):
     known = json.loads((FOLDER / "sites.json").read_text())[name]
     for file in ("ledger.jsonl", "audit.jsonl"):
         shutil.copy(FOLDER / name / file, tmp_path / file)
-    ledger, audit = SiteLedger(tmp_path / "ledger.jsonl"), Audit(tmp_path / "audit.jsonl")
-    books, left = ledger.books(), audit.departures()
+    ledger, audit = SiteLedger(tmp_path / "ledger.jsonl"), AuditLog(tmp_path / "audit.jsonl")
+    books, left = ledger.load(), audit.history()
     assert list(ledger.chain.head()) == known["ledger head"]
     assert books.serial == known["serial"]
     assert books.noiseless == SITES[name]
     assert sum(books.releases.values()) == known["serial"] - SITES[name]
-    found = verified(audit.path)
+    found = verify_log(audit.path)
     assert (found.lines, found.head) == (known["audit lines"], known["audit head"])
     found = compare(books, left)
     assert not any((found.uncharged, found.other_noise, found.unlogged))

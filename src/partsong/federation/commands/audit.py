@@ -15,15 +15,15 @@ from partsong.core.parameters import suggest_name
 from partsong.errors import BrokenChain, ParameterError
 from partsong.federation.audit_log import (
     COLUMNS,
-    log_at,
-    row_of,
-    shown,
-    sound_lines,
-    totals_of,
-    unlisted_at,
-    verified,
+    count_unlisted,
+    find_log,
+    format_cell,
+    format_row,
+    read_intact_lines,
+    totals_by_run,
+    verify_log,
 )
-from partsong.federation.consistency import open_balance, state_of
+from partsong.federation.consistency import add_opening_balance, find_state_folder
 
 OPENING = examples(
     'partsong audit opening site-north --why "the disk of 3 May is lost" --releases 12 --directions 120',
@@ -55,9 +55,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
-    path = log_at(place)
+    path = find_log(place)
     try:
-        found = verified(path, head)
+        found = verify_log(path, head)
     except BrokenChain as error:
         tell(error)
         if as_json:
@@ -91,9 +91,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
-    path = log_at(place)
-    lines, error = sound_lines(path)
-    totals, unlisted = totals_of(lines), unlisted_at(path, lines)
+    path = find_log(place)
+    lines, error = read_intact_lines(path)
+    totals, unlisted = totals_by_run(lines), count_unlisted(path, lines)
     if run is not None:
         if run not in totals:
             raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {suggest_name(run, tuple(totals))}")
@@ -104,9 +104,9 @@ def show(
         told = {"file": path, "is_sound": error is None, "runs": runs, "lines": latest}
         put_json({**told, "unlisted_refusals": unlisted})
     else:
-        _put_table(COLUMNS, [row_of(line) for line in latest], left={1, 2, 4, 9, 10})
+        _put_table(COLUMNS, [format_row(line) for line in latest], left={1, 2, 4, 9, 10})
         typer.echo("")
-        rows = [(name, *map(shown, asdict(total).values())) for name, total in totals.items()]
+        rows = [(name, *map(format_cell, asdict(total).values())) for name, total in totals.items()]
         _put_table(TOTALS, rows, left={0})
         typer.echo(
             "\nEach message is counted as often as it left; `again` is the same bytes once more, to the same request."
@@ -150,8 +150,8 @@ def opening(
     Nothing is taken away: ε that is spent stays spent, and the stated ε and combinations of rows count from now on.
     Restore newer copies first, where there are any. The site answers for what it states.
     """
-    stated = open_balance(
-        state_of(place),
+    stated = add_opening_balance(
+        find_state_folder(place),
         why,
         releases=releases,
         epsilon=epsilon,

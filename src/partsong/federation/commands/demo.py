@@ -33,12 +33,12 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import FileError, PartsongError, PartyError
 from partsong.federation.experiment import Experiment
-from partsong.federation.flower.control import Control, controlling, require_flower
+from partsong.federation.flower.control import ServerControl, open_control, require_flower
 from partsong.federation.server.state import Journal
 from partsong.federation.setup.credentials import Kit, require_address
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.site.plan import plan_of
+from partsong.federation.site.plan import build_plan
 from partsong.io.model_file import load_model
 from partsong.privacy.exposure import PartyExposure, exposures_of, worst_party
 
@@ -127,7 +127,7 @@ def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
     with processes(folder) as running:
         start_server(running, server, lambda: warm(sites))
         tell(f"The server runs at {server.address}, with TLS; it lets in nodes that it knows.")
-        with controlling(server) as control:
+        with open_control(server) as control:
             register(control, server)
             for site in sites.values():
                 start_node(running, site)
@@ -170,7 +170,7 @@ def site_of(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
 
 def warm(sites: dict[str, SiteFolder]) -> None:
     """One round in this process: kernels are then compiled, once for all processes, and in the cache."""
-    plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name, 20)), 1) for name in sorted(sites)]
     next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=PlainReduction())))
 
@@ -197,13 +197,13 @@ def start_node(running: Processes, site: SiteFolder) -> None:
     running.start(site.site, "join", kit, "--folder", site.path, "--yes")
 
 
-def register(control: Control, server: ServerFolder) -> None:
+def register(control: ServerControl, server: ServerFolder) -> None:
     """As `admit` does."""
     for site, card in server.cards().items():
         server.set_node(site, control.register(card.node_key, site))
 
 
-def wait_for(running: Processes, control: Control, server: ServerFolder, names: tuple[str, ...]) -> None:
+def wait_for(running: Processes, control: ServerControl, server: ServerFolder, names: tuple[str, ...]) -> None:
     """Until the nodes of these sites are there."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
@@ -222,9 +222,9 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
     experiment, record = Experiment.read(place.experiment), Journal(place.state).load()
     if record is None:
         return False
-    plan = plan_of(experiment.told(), len(sites), dict(server.roster().keys))
+    plan = build_plan(experiment.told(), len(sites), dict(server.roster().keys))
     shards = [Shard(name, sites[name].opened().data.matrix(), sites[name].secret()) for name in sorted(sites)]
-    schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.silent())
+    schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.dropouts())
     *_, last = Sequential().run(plan.program, shards, schedule, reduction=plan.reduction)
     program: Any = plan.program
     expected = np.ascontiguousarray(np.asarray(program.components(last.checkpoint.server)))
@@ -234,7 +234,7 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
 
 def _exposure(sites: dict[str, SiteFolder]) -> PartyExposure:
     """What the run has given away of the site that it is worst for, by the law."""
-    plan = plan_of(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name))) for name in sorted(sites)]
     return worst_party(exposures_of(plan.program, shards, plan.exchanges).values())
 

@@ -24,7 +24,13 @@ from partsong.federation.commands.status import STATUS, status
 from partsong.federation.experiment import Experiment, with_seed
 from partsong.federation.flower import control, server_process
 from partsong.federation.locks import held, holder_of, is_held
-from partsong.federation.server.launch import has_begun, nodes_of, plan_for, record_in, run_over
+from partsong.federation.server.launch import (
+    build_server_plan,
+    has_started,
+    load_run_state,
+    run_on_transport,
+    site_nodes,
+)
 from partsong.federation.server.setup_phase import require_same_sites
 from partsong.federation.setup.credentials import Card
 from partsong.federation.setup.server_folder import (
@@ -41,7 +47,7 @@ from partsong.federation.setup.server_folder import (
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
 from partsong.federation.transports.base import require_name
-from partsong.federation.wire import way_to_result
+from partsong.federation.wire import missing_result_advice
 from partsong.io.write import write_bytes
 
 # ---- federation server ------------------------------------------------------------------------------------------
@@ -198,7 +204,7 @@ def _put_roster(server: ServerFolder, said: str, told: Mapping[str, Any], as_jso
 
 def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
     """A node is registered before its card is taken in; one that is known already keeps its number."""
-    with control.controlling(server) as connection:
+    with control.open_control(server) as connection:
         for card in cards:
             server.require_admissible(card)
             number = connection.register(card.node_key, card.site)
@@ -211,8 +217,8 @@ def _remove_node(server: ServerFolder, site: str) -> None:
     card = server.cards().get(site)
     if card is None or (server.node_of(site) is None and not is_held(server.path / "server.lock")):
         return
-    with control.controlling(server) as connection:
-        number = connection.known(card.node_key, site)
+    with control.open_control(server) as connection:
+        number = connection.find_node(card.node_key, site)
         if number is not None:
             connection.unregister(number)
 
@@ -254,12 +260,12 @@ def put_end(
         lines.append(f"{count} columns have one of the {len(public)} names in --names; the others keep their hashes.")
     put_result({**told, **named, "model": model, "folder": place.folder}, lines, as_json)
     for site, why in sorted(told.get("without_result", {}).items()):
-        warn(f"Site {site!r} has no result of this run: {why} {way_to_result(why)}")
+        warn(f"Site {site!r} has no result of this run: {why} {missing_result_advice(why)}")
 
 
 def _named(place: RunPlace, public: Sequence[str]) -> int:
     """How many columns of a run are called by names that are public."""
-    record, known = record_in(place.state), set(public)
+    record, known = load_run_state(place.state), set(public)
     labels = () if record is None else labels_of(record.columns, record.run, public)
     return sum(label in known for label in labels)
 
@@ -355,12 +361,12 @@ def stop(
         place = server.known_run(name)
         number, is_at_work = number_in(place), is_held(place.lock)
         if number is not None:
-            with control.controlling(server) as connection:
+            with control.open_control(server) as connection:
                 is_stopped = not connection.status(number).is_over and connection.stop(number)
             is_at_work = is_at_work or is_stopped
         if not is_at_work:
             raise _not_at_work(place, folder)
-        control.end_work(place)
+        control.end_run_process(place)
         told = {"stopped": name}
     put_result(told, (f"Stopped: {told['stopped']}.",), as_json)
 
@@ -384,7 +390,7 @@ def _run_to_end(
     """By the server that runs, or over files by this process."""
     if exchange_folder is None:
         return control.run_to_end(server, place, tell)
-    return run_over(lambda: files.requests_in(exchange_folder, server, place), server, place, tell)
+    return run_on_transport(lambda: files.request_transport(exchange_folder, server, place), server, place, tell)
 
 
 def _names_in(path: Path) -> tuple[str, ...]:
@@ -403,21 +409,21 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
     before = Experiment.read(server.known_run(name).experiment) if resume else None
     wanted, written = with_seed(experiment, before)
     place = server.run(name)
-    if before is None and has_begun(place.state):
+    if before is None and has_started(place.state):
         raise FileError(f"There is a run {name!r} already. Go on with it by --resume, or choose another --name.")
     if before is not None and before.told() != wanted.told():
         raise ParameterError(f"Run {name!r} was begun with other settings. Resume it with its own, or name another.")
-    record = None if before is None else record_in(place.state)
+    record = None if before is None else load_run_state(place.state)
     if record is not None:
         require_same_sites(record, server.cards())
     if engine is Engine.FLOWER:
         control.require_flower()
-        nodes_of(server)
+        site_nodes(server)
     if not server.cards():
         admitting = f"partsong federation admit CARD --folder {quote(str(server.path))}"
         raise ParameterError(f"No site has been admitted yet. With the card of each: {admitting}")
     try:
-        plan = plan_for(wanted, server)
+        plan = build_server_plan(wanted, server)
     except ParameterError as error:  # about keys of the file, which are no options of this command
         raise ParameterError(f"{experiment}: {error}") from error
     if record is not None:
@@ -447,7 +453,7 @@ def _done_before(place: RunPlace, names: Sequence[str]) -> dict[str, Any] | None
     told = result_in(place) if place.result.exists() else None
     if told is None or not place.model.exists() or settings_in(place).names != names:
         return None
-    record = record_in(place.state)
+    record = load_run_state(place.state)
     return told if told["status"] == "done" and record is not None and not record.without_result else None
 
 

@@ -23,7 +23,7 @@ from partsong.federation.locks import is_held
 from partsong.federation.policy import Policy, answer_rare_columns, has_policy, says_rare_columns, terms_in
 from partsong.federation.setup.credentials import Kit, Listed, SharedKey, read_file, same_fingerprint
 from partsong.federation.setup.site_folder import USUAL_COLUMN, SiteFolder, are_texts, texts_at
-from partsong.federation.transports.files import answer_in
+from partsong.federation.transports.files import answer_requests
 from partsong.io.opening import ReadOptions
 from partsong.io.write import write_text
 
@@ -393,5 +393,5 @@ def _start(site: SiteFolder, exchange_folder: Path | None) -> None:
         if exchange_folder is None:
             site_process.join(site)
         else:
-            answer_in(exchange_folder, site, lambda word: typer.echo(word, err=True))
+            answer_requests(exchange_folder, site, lambda word: typer.echo(word, err=True))
     typer.echo(site_process.STOPPED, err=True)

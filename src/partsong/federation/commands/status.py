@@ -16,8 +16,8 @@ import typer
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, failure, guarded, put_json, visible
 from partsong.errors import CompositionError, FileError, FormatError, PartsongError
-from partsong.federation.audit_log import Audit, verified
-from partsong.federation.consistency import require_whole
+from partsong.federation.audit_log import AuditLog, verify_log
+from partsong.federation.consistency import require_consistent
 from partsong.federation.flower import control
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import is_held
@@ -25,8 +25,8 @@ from partsong.federation.policy import Policy
 from partsong.federation.setup import credentials
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder, is_starting, result_in, settings_in
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.site.results import MODEL
-from partsong.federation.site.state import VOCABULARY
+from partsong.federation.site.results import MODEL_FILE
+from partsong.federation.site.state import VOCABULARY_FILE
 from partsong.privacy.spending import USUAL_DELTA
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
@@ -135,11 +135,11 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
     budget = None if policy is None else policy.privacy
     told: dict[str, Any] = {"epsilon_allowed": None if budget is None else budget.epsilon, "epsilon_spent": None}
     try:
-        books = ledger.books()
+        books = ledger.load()
     except FormatError:
         return {**told, "releases": None, "releases_without_noise": None, "directions": None, "openings": []}
     with contextlib.suppress(CompositionError):
-        if books.promises:
+        if books.privacy_units:
             told["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
     told |= {"releases": books.serial, "releases_without_noise": books.noiseless}
     told["directions"] = books.directions(0 if policy is None else policy.other_rows_since)
@@ -149,7 +149,7 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
 
 def _audit(path: Path) -> dict[str, Any]:
     try:
-        found = verified(path)
+        found = verify_log(path)
     except FormatError as error:
         return {"file": path, "is_sound": False, "first_bad_line": getattr(error, "line", None)}
     return {"file": path, "is_sound": True, "lines": found.lines, "last": found.last, "head": found.head}
@@ -163,7 +163,7 @@ def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
     for wait in (0, SECOND_LOOK):
         time.sleep(wait)
         try:
-            require_whole(ledger, Audit(log))
+            require_consistent(ledger, AuditLog(log))
         except PartsongError as error:
             why = str(error)
         else:
@@ -177,7 +177,10 @@ def _runs_at_site(folder: Path) -> dict[str, dict[str, Any]]:
     runs: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
         result = folder / "results" / name
-        has_result, are_agreed = (result / MODEL).exists(), (folder / "state" / "runs" / name / VOCABULARY).exists()
+        has_result, are_agreed = (
+            (result / MODEL_FILE).exists(),
+            (folder / "state" / "runs" / name / VOCABULARY_FILE).exists(),
+        )
         status = "over" if has_result or are_agreed else "begun"
         runs[name] = {"status": status, "result": result if has_result else None}
     return runs
@@ -250,7 +253,7 @@ def _whole_days(left: float) -> int:
 
 def _served_days(server: ServerFolder) -> int | None:
     """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
-    own, shown = (server.path / "server.crt").read_bytes(), control.shown_certificate(server)
+    own, shown = (server.path / "server.crt").read_bytes(), control.served_certificate(server)
     return (
         None
         if credentials.fingerprint(shown) == credentials.fingerprint(own)
@@ -260,7 +263,7 @@ def _served_days(server: ServerFolder) -> int | None:
 
 def _sites(server: ServerFolder) -> dict[str, str]:
     """Who is there, by a server that runs and can be asked."""
-    with control.controlling(server) as connection:
+    with control.open_control(server) as connection:
         nodes = connection.nodes()
     found = {site: nodes.get(server.node_of(site) or 0) for site in server.cards()}
     return {site: "not registered" if node is None else node.status for site, node in found.items()}

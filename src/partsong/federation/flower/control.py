@@ -20,18 +20,18 @@ from typing import Any, TypeVar
 from partsong import errors
 from partsong.errors import FileError, MissingExtra, PartsongError, PartyError
 from partsong.federation.locks import holder_of, is_held
-from partsong.federation.server.progress import AGREEMENT, STEPS, WAITING, Lines, Tell
+from partsong.federation.server.progress import AGREEMENT, STEPS, WAITING, JsonLines, Report
 from partsong.federation.setup.credentials import require_address
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder, number_in, result_in
 from partsong.io.write import write_text
 
-HERE = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 """Where the server's own machine calls it."""
-HEADER = "x-partsong-control"
-SERVER = "PARTSONG_SERVER_PROCESS"
+CONTROL_HEADER = "x-partsong-control"
+SERVER_PID = "PARTSONG_SERVER_PROCESS"
 """The variable in which `serve` tells its children its number."""
-VERSION = "1.41."
-QUIET = {
+FLOWER_VERSION = "1.41."
+FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -39,7 +39,7 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
 }
 """Flower sends no telemetry, looks for no updates and installs nothing."""
-TRIES = 5
+MAX_TRIES = 5
 PAUSE = 1.0
 PATIENCE = 10.0
 UNREGISTERED = "unregistered"
@@ -62,11 +62,13 @@ def require_flower() -> None:
         found = version("flwr")
     except PackageNotFoundError as error:
         raise MissingExtra("This needs Flower. Install it with: pip install 'partsong[flower]'") from error
-    if not found.startswith(VERSION):
-        raise MissingExtra(f"This needs Flower {VERSION}x, and {found} is installed. Install 'partsong[flower]'.")
+    if not found.startswith(FLOWER_VERSION):
+        raise MissingExtra(
+            f"This needs Flower {FLOWER_VERSION}x, and {found} is installed. Install 'partsong[flower]'."
+        )
 
 
-def set_quiet(home: Path, variables: dict[str, str] | None = None) -> None:
+def configure_flower(home: Path, variables: dict[str, str] | None = None) -> None:
     """Set variables for this process and its children, before Flower is imported; `home` is for Flower's own files.
 
     Flower starts its helpers by name, so that those of this Python have to be found first.
@@ -75,7 +77,7 @@ def set_quiet(home: Path, variables: dict[str, str] | None = None) -> None:
     path = os.environ.get("PATH", "")
     if path.split(os.pathsep)[0] != own:
         os.environ["PATH"] = os.pathsep.join((own, path))
-    os.environ.update({**QUIET, "FLWR_HOME": str(home), **(variables or {})})
+    os.environ.update({**FLOWER_SETTINGS, "FLWR_HOME": str(home), **(variables or {})})
 
 
 def app_bundle() -> bytes:
@@ -88,7 +90,7 @@ def app_bundle() -> bytes:
     return bytes(build_fab_from_files({"pyproject.toml": names.read_bytes()})[0])
 
 
-def require_trusted(error: BaseException, address: str, way_out: str) -> None:
+def reject_untrusted_server(error: BaseException, address: str, way_out: str) -> None:
     """Raise ServerError where the error of a connection is that a certificate was not accepted."""
     seen: BaseException | None = error
     while seen is not None:
@@ -100,10 +102,10 @@ def require_trusted(error: BaseException, address: str, way_out: str) -> None:
         seen = seen.__cause__ or seen.__context__
 
 
-def shown_certificate(server: ServerFolder) -> bytes:
+def served_certificate(server: ServerFolder) -> bytes:
     """The certificate, as PEM, that the running server of a federation shows; not whether it is valid."""
     try:
-        text = ssl.get_server_certificate((HERE, require_address(server.address)[1]), timeout=PATIENCE)
+        text = ssl.get_server_certificate((LOOPBACK, require_address(server.address)[1]), timeout=PATIENCE)
     except OSError as error:
         raise ServerError(f"The server shows no certificate ({error}). Look at its log.") from error
     return text.encode()
@@ -113,7 +115,7 @@ def shown_certificate(server: ServerFolder) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class FlowerRunStatus:
     """The status of a run, in Flower's words."""
 
     status: str
@@ -127,7 +129,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RegisteredNode:
     """A site's node as the server sees it; `key` is its public key, as Flower keeps it."""
 
     number: int
@@ -138,7 +140,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ServerControl:
     """An open connection to the server; a call whose connection breaks is made again, some times."""
 
     client: Any = field(repr=False)
@@ -151,18 +153,18 @@ class Control:
 
         request = RegisterNodeRequest(public_key=_key_bytes(public_key), name=site)
         try:
-            return int(self._tried(lambda: self.client.RegisterNode(request)).node_id)
+            return int(self._with_retries(lambda: self.client.RegisterNode(request)).node_id)
         except ServerError as error:
             if "412" not in str(error):
                 raise
-            if (known := self.known(public_key, site)) is not None:
+            if (known := self.find_node(public_key, site)) is not None:
                 return known
             raise ServerError(
                 f"The key of {site!r} was known here before, under another name or until it was removed, and Flower "
                 "takes no key twice. The site has to join anew in a new folder (--folder), which makes new keys."
             ) from error
 
-    def known(self, public_key: str, site: str) -> int | None:
+    def find_node(self, public_key: str, site: str) -> int | None:
         """The number of the node that is registered with this key and name."""
         key = _key_bytes(public_key)
         return next((node.number for node in self.nodes().values() if (node.key, node.name) == (key, site)), None)
@@ -171,14 +173,17 @@ class Control:
         """Let a node in no more."""
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-        self._tried(lambda: self.client.UnregisterNode(UnregisterNodeRequest(node_id=number)))
+        self._with_retries(lambda: self.client.UnregisterNode(UnregisterNodeRequest(node_id=number)))
 
-    def nodes(self) -> dict[int, Node]:
+    def nodes(self) -> dict[int, RegisteredNode]:
         """All that are registered."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
-        found = self._tried(lambda: self.client.ListNodes(ListNodesRequest())).nodes_info
-        nodes = [Node(int(one.node_id), one.status, one.last_activated_at, one.name, one.public_key) for one in found]
+        found = self._with_retries(lambda: self.client.ListNodes(ListNodesRequest())).nodes_info
+        nodes = [
+            RegisteredNode(int(one.node_id), one.status, one.last_activated_at, one.name, one.public_key)
+            for one in found
+        ]
         return {node.number: node for node in nodes if node.status != UNREGISTERED}
 
     def start(self, run: str) -> int:
@@ -190,37 +195,37 @@ class Control:
         content = app_bundle()
         fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
         request = StartRunRequest(fab=fab, override_config=user_config_to_proto({"run": run}))
-        started = self._tried(lambda: self.client.StartRun(request))
+        started = self._with_retries(lambda: self.client.StartRun(request))
         if not started.HasField("run_id"):
             raise ServerError("Flower has not started the run. Look at the server's log.")
         return int(started.run_id)
 
-    def status(self, number: int) -> Status:
+    def status(self, number: int) -> FlowerRunStatus:
         """How a run really is, which Flower's exit codes do not tell."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
-        found = self._tried(lambda: self.client.ListRuns(ListRunsRequest(run_id=number))).run_dict
+        found = self._with_retries(lambda: self.client.ListRuns(ListRunsRequest(run_id=number))).run_dict
         if number not in found:
-            return Status("unknown")
+            return FlowerRunStatus("unknown")
         status = found[number].status
-        return Status(str(status.status), str(status.sub_status), str(status.details))
+        return FlowerRunStatus(str(status.status), str(status.sub_status), str(status.details))
 
     def stop(self, number: int) -> bool:
         """Stop a run, and return whether it could be stopped."""
         from flwr.proto.control_pb2 import StopRunRequest
 
-        return bool(self._tried(lambda: self.client.StopRun(StopRunRequest(run_id=number))).success)
+        return bool(self._with_retries(lambda: self.client.StopRun(StopRunRequest(run_id=number))).success)
 
-    def _tried(self, call: Callable[[], Result]) -> Result:
+    def _with_retries(self, call: Callable[[], Result]) -> Result:
         import httpx
 
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(MAX_TRIES)):
             try:
                 return call()
             except httpx.TransportError as error:
                 renewing = f"partsong federation init {quote(str(self.folder))} --renew"
                 way_out = f"If it has expired, renew it, then end the server, and start it again: {renewing}"
-                require_trusted(error, self.address, way_out)
+                reject_untrusted_server(error, self.address, way_out)
                 if not left:
                     raise ServerError(
                         f"No server answers at {self.address} ({type(error).__name__}). A run that it was at goes on "
@@ -234,35 +239,35 @@ class Control:
 
 
 @contextmanager
-def controlling(server: ServerFolder) -> Iterator[Control]:
+def open_control(server: ServerFolder) -> Iterator[ServerControl]:
     """A connection to the server of a federation, from its own machine."""
     require_flower()
-    set_quiet(server.path / "flower")
+    configure_flower(server.path / "flower")
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
     _, port = require_address(server.address)
-    address = f"{HERE}:{port}"
+    address = f"{LOOPBACK}:{port}"
     client = ControlHttpClient.from_server_address(
         server_address=address,
         insecure=False,
         root_certificates=server.authority,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _Key(server.control_key)],
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI"), _ControlKey(server.control_key)],
     )
     try:
-        yield Control(client, address, server.path)
+        yield ServerControl(client, address, server.path)
     finally:
         client.close()
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _ControlKey:
     """Adds the key of the federation's folder to every call, as an interceptor of Flower's clients."""
 
     key: str = field(repr=False)
 
     def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
-        context.request.headers[HEADER] = self.key
+        context.request.headers[CONTROL_HEADER] = self.key
         return call_next(context)
 
 
@@ -277,70 +282,70 @@ def _key_bytes(public_key: str) -> bytes:
 
 # ---- following --------------------------------------------------------------------------------------------------
 
-INIT_MODES = 3
+MAX_STARTS = 3
 """Flower's app of a run can fail before it has begun (TLS connections break under load): it is started again."""
 POLL = 2.0
 GRACE = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RunFollower:
     """What comes of a run from now on: lines of its files, and a result other than the one that is there `before`."""
 
     place: RunPlace
-    files: tuple[Lines, ...]
-    before: tuple[int, int] | None
+    files: tuple[JsonLines, ...]
+    previous_result: tuple[int, int] | None
 
     @staticmethod
-    def from_now(place: RunPlace) -> News:
+    def from_end(place: RunPlace) -> RunFollower:
         """Without what is there."""
         paths = (place.state / AGREEMENT / STEPS, place.progress, place.state / WAITING)
-        return News(place, tuple(Lines.to_come(path) for path in paths), _identity(place.result))
+        return RunFollower(place, tuple(JsonLines.from_end(path) for path in paths), _identity(place.result))
 
     @property
     def is_over(self) -> bool:
         """Whether there is a result."""
-        return _identity(self.place.result) not in (None, self.before)
+        return _identity(self.place.result) not in (None, self.previous_result)
 
-    def pass_on(self, tell: Tell) -> None:
+    def report_new(self, tell: Report) -> None:
         """Tell the lines that have come."""
         for file in self.files:
-            for line in file.new():
+            for line in file.read_new():
                 tell(line)
 
 
-def run_to_end(server: ServerFolder, place: RunPlace, tell: Tell) -> dict[str, Any]:
+def run_to_end(server: ServerFolder, place: RunPlace, tell: Report) -> dict[str, Any]:
     """Start a run, or follow one that is being worked on, and return its result; Ctrl-C stops it.
 
     Its start is told at once ({"starting": its name}): the process takes seconds to come up.
     """
-    news, status, is_told = News.from_now(place), Status("unknown"), False
-    with controlling(server) as control:
-        for _ in range(INIT_MODES):
-            number = _at_work(control, place)
+    news, status, is_told = RunFollower.from_end(place), FlowerRunStatus("unknown"), False
+    with open_control(server) as control:
+        for _ in range(MAX_STARTS):
+            number = _active_run(control, place)
             if number is None:
                 if not is_told:
                     tell({"starting": place.name})
                 is_told, number = True, control.start(place.name)
                 write_text(place.number, str(number))
             try:
-                status = _watched(control, number, news, tell)
+                status = _watch(control, number, news, tell)
             except KeyboardInterrupt:
                 control.stop(number)
-                end_work(place)
+                end_run_process(place)
                 raise
             if news.is_over:
                 return _result(place)
             if status.sub_status == STOPPED:
-                end_work(place)
+                end_run_process(place)
                 raise ServerError(f"Run {place.name!r} was stopped. Nothing is lost: --resume goes on with it.")
     raise ServerError(
-        f"Run {place.name!r} has ended {INIT_MODES} times without a word ({status.details or 'no details'}). Look at "
+        f"Run {place.name!r} has ended {MAX_STARTS} times without a word ({status.details or 'no details'}). Look at "
         "the server's log; it can be resumed."
     )
 
 
-def end_work(place: RunPlace) -> None:
+def end_run_process(place: RunPlace) -> None:
     """End the process that works on a run. Flower does not tell it that its run was stopped."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         holder, until = holder_of(place.lock), time.monotonic() + GRACE
@@ -354,23 +359,23 @@ def end_work(place: RunPlace) -> None:
         raise FileError(f"Run {place.name!r} is still worked on, by a process that cannot be ended from here.")
 
 
-def _at_work(control: Control, place: RunPlace) -> int | None:
+def _active_run(control: ServerControl, place: RunPlace) -> int | None:
     """Flower's number of a run that a process works on; what is left of one that is over is ended."""
     number = number_in(place) if is_held(place.lock) else None
     if number is not None and control.status(number).is_over:
-        end_work(place)
+        end_run_process(place)
         return None
     return number
 
 
-def _watched(control: Control, number: int, news: News, tell: Tell) -> Status:
+def _watch(control: ServerControl, number: int, news: RunFollower, tell: Report) -> FlowerRunStatus:
     """Wait until a run is over, and return its status.
 
     Flower notices after a minute only that the process of a run has died, and a process can hang after its result.
     """
     was_at_work, until = False, 0.0
     while not (status := control.status(number)).is_over:
-        news.pass_on(tell)
+        news.report_new(tell)
         is_at_work = is_held(news.place.lock)
         was_at_work = was_at_work or is_at_work
         if not until and (news.is_over or (was_at_work and not is_at_work)):
@@ -379,7 +384,7 @@ def _watched(control: Control, number: int, news: News, tell: Tell) -> Status:
             control.stop(number)
             break
         time.sleep(POLL)
-    news.pass_on(tell)
+    news.report_new(tell)
     return status
 
 

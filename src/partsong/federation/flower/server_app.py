@@ -9,10 +9,10 @@ from typing import Any
 
 from flwr.serverapp import ServerApp
 
-from partsong.federation.flower.control import SERVER
+from partsong.federation.flower.control import SERVER_PID
 from partsong.federation.server.launch import run_over_flower
 
-GLANCE = 1.0
+CHECK_SECONDS = 1.0
 
 app = ServerApp()
 
@@ -20,26 +20,26 @@ app = ServerApp()
 @app.main()
 def main(grid: Any, context: Any) -> None:
     """Work on the run that was named when this was started."""
-    end_with_the_server()
+    exit_with_server()
     run_over_flower(grid, str(context.run_config["run"]))
 
 
-def end_with_the_server() -> None:
+def exit_with_server() -> None:
     """From now on this process ends, as by a power cut, when its server has gone.
 
     Flower asks it to end by a signal, which it does not hear while it waits for a reply.
     """
-    server = int(os.environ[SERVER])
+    server = int(os.environ[SERVER_PID])
 
     def watch() -> None:
-        while _is_there(server):
-            time.sleep(GLANCE)
+        while _is_alive(server):
+            time.sleep(CHECK_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="lifeline").start()
 
 
-def _is_there(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:

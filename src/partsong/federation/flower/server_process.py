@@ -5,9 +5,9 @@ What it changes of Flower's own server, `flower-superlink`, each for a reason:
 - `Gate`: Flower lets everybody who reaches its port start runs, with code of their own, and take up work that is meant
   for the server itself.
 - `LongPolling`: Flower's nodes look for messages every few seconds; most of a round would be waiting.
-- `purged`: SQLite leaves the bytes of deleted messages in Flower's database and its write-ahead log.
-- `listening`: Flower listens at one host, and its executor calls that one; but the gate knows callers of the server's
-  own machine by their address, 127.0.0.1.
+- `purge_messages`: SQLite leaves the bytes of deleted messages in Flower's database and its write-ahead log.
+- `open_sockets`: Flower listens at one host, and its executor calls that one; but the gate knows callers of the
+  server's own machine by their address, 127.0.0.1.
 - `serve` ends when Flower's executor has died, after which Flower would take up no run any more, without a word. A
   service manager starts it again.
 """
@@ -31,7 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from partsong.errors import FileError
-from partsong.federation.flower.control import HEADER, HERE, SERVER, ServerError, require_flower, set_quiet
+from partsong.federation.flower.control import (
+    CONTROL_HEADER,
+    LOOPBACK,
+    SERVER_PID,
+    ServerError,
+    configure_flower,
+    require_flower,
+)
 from partsong.federation.locks import held
 from partsong.federation.server.launch import FEDERATION
 from partsong.federation.setup.credentials import require_address
@@ -46,13 +53,13 @@ def serve(server: ServerFolder, host: str | None = None, tell: Callable[[str], N
     require_flower()
     server.require_valid()
     control_key = server.control_key
-    set_quiet(server.path / "flower", {FEDERATION: str(server.path), SERVER: str(os.getpid())})
+    configure_flower(server.path / "flower", {FEDERATION: str(server.path), SERVER_PID: str(os.getpid())})
     reached, port = require_address(server.address)
     with held(server.path / "server.lock", "This federation is served already"):
-        sockets = listening(host or reached, port)
+        sockets = open_sockets(host or reached, port)
         tell(f"It listens on {' and '.join(one.getsockname()[0] for one in sockets)}, port {port}.")
         database = server.path / "flower" / "state.db"
-        with purged(database):
+        with purge_messages(database):
             flower, web = _flower_in(server, database, port, control_key)
             ended = threading.Event()
             threading.Thread(target=_end_with_executor, args=(flower, web, ended), daemon=True).start()
@@ -77,7 +84,7 @@ def _flower_in(server: ServerFolder, database: Path, port: int, control_key: str
     certificate, key = str(server.path / "server.crt"), str(server.path / "server.key")
     sys.argv = [
         "flower-superlink",
-        *("--host", HERE),
+        *("--host", LOOPBACK),
         *("--port", str(port)),
         *("--database", str(database)),
         *("--ssl-ca-certfile", str(server.path / "ca.crt")),
@@ -92,7 +99,7 @@ def _flower_in(server: ServerFolder, database: Path, port: int, control_key: str
     web = uvicorn.Server(
         uvicorn.Config(Gate(polling, control_key), ssl_certfile=certificate, ssl_keyfile=key, log_config=log)
     )
-    polling.is_ending = lambda: web.should_exit
+    polling.is_stopping = lambda: web.should_exit
     return flower, web
 
 
@@ -137,7 +144,7 @@ class Gate:
         if path.startswith(FOR_NODES):
             return True
         if path.startswith(FOR_COORDINATOR):
-            sent = dict(scope.get("headers", ())).get(HEADER.encode(), b"")
+            sent = dict(scope.get("headers", ())).get(CONTROL_HEADER.encode(), b"")
             return bool(self.key) and hmac.compare_digest(sent, self.key.encode())
         client = scope.get("client")
         return client is not None and ipaddress.ip_address(client[0]).is_loopback
@@ -145,8 +152,8 @@ class Gate:
 
 # ---- long polling -----------------------------------------------------------------------------------------------
 
-LOOK = "/v1/fleet/pull-messages"
-HANDED_OVER = frozenset({"/v1/runtime/push-messages", "/v1/runtime/push-object"})
+PULL_PATH = "/v1/fleet/pull-messages"
+PUSH_PATHS = frozenset({"/v1/runtime/push-messages", "/v1/runtime/push-object"})
 PATIENCE = 20.0
 """Less than the 30 seconds after which a node's call breaks off."""
 MOST_BYTES = 1 << 16
@@ -166,59 +173,59 @@ class LongPolling:
 
     app: App
     patience: float = PATIENCE
-    is_ending: Callable[[], bool] = lambda: False
-    open: int = 0
-    last: float = 0.0
-    bell: asyncio.Event = field(default_factory=asyncio.Event)
+    is_stopping: Callable[[], bool] = lambda: False
+    open_pushes: int = 0
+    last_push: float = 0.0
+    pushed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass on; ring after what nodes may be waiting for."""
         path = scope.get("path")
-        if path == LOOK:
-            await self._look(scope, receive, send)
-        elif path in HANDED_OVER:
-            self.open += 1
+        if path == PULL_PATH:
+            await self._pull(scope, receive, send)
+        elif path in PUSH_PATHS:
+            self.open_pushes += 1
             try:
                 await self.app(scope, receive, send)
             finally:
-                self.open, self.last = self.open - 1, time.monotonic()
-                self.bell.set()
-                self.bell = asyncio.Event()
+                self.open_pushes, self.last_push = self.open_pushes - 1, time.monotonic()
+                self.pushed.set()
+                self.pushed = asyncio.Event()
         else:
             await self.app(scope, receive, send)
 
-    async def _look(self, scope: Scope, receive: Any, send: Any) -> None:
+    async def _pull(self, scope: Scope, receive: Any, send: Any) -> None:
         """Look until something is found, somebody refuses, the node has gone, or time is up."""
         body, until = await _body(receive), time.monotonic() + self.patience
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             while True:
-                await self._settled()
-                bell, answer = self.bell, Answer()
+                await self._wait_until_settled()
+                bell, answer = self.pushed, BufferedResponse()
                 scope_of_look = {**scope, "state": dict(scope.get("state") or {})}  # frameworks keep things in it
-                await self.app(scope_of_look, Replayed(body, gone), answer)
-                if not answer.is_empty or not await self._rung(bell, gone, until):
+                await self.app(scope_of_look, ReplayedRequest(body, gone), answer)
+                if not answer.is_empty or not await self._wait_for_push(bell, gone, until):
                     break
             for message in answer.messages:
                 await send(message)
         finally:
             gone.cancel()
 
-    async def _settled(self) -> None:
+    async def _wait_until_settled(self) -> None:
         until = time.monotonic() + LONGEST
-        while (self.open or time.monotonic() - self.last < SETTLED) and time.monotonic() < until:
+        while (self.open_pushes or time.monotonic() - self.last_push < SETTLED) and time.monotonic() < until:
             await asyncio.sleep(SETTLED / 2)
 
-    async def _rung(self, bell: asyncio.Event, gone: asyncio.Future[None], until: float) -> bool:
+    async def _wait_for_push(self, bell: asyncio.Event, gone: asyncio.Future[None], until: float) -> bool:
         """Whether the bell rang in time, for a node that is there."""
-        while not (bell.is_set() or gone.done() or self.is_ending() or time.monotonic() >= until):
+        while not (bell.is_set() or gone.done() or self.is_stopping() or time.monotonic() >= until):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(bell.wait(), min(GLANCE, max(0.0, until - time.monotonic())))
         return bell.is_set() and not gone.done()
 
 
 @dataclass(slots=True)
-class Answer:
+class BufferedResponse:
     """What the app has sent, kept back (as ASGI's send)."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -234,7 +241,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayedRequest:
     """A request that is read once more (as ASGI's receive)."""
 
     body: bytes
@@ -267,16 +274,16 @@ async def _disconnected(receive: Any) -> None:
 
 # ---- purge ------------------------------------------------------------------------------------------------------
 
-EVERY = 10.0
+PURGE_SECONDS = 10.0
 """Seconds."""
 OVERWRITES = (("secure_delete", "ON"),)
 """What every connection to the database is told first: to overwrite what it deletes."""
-MESSAGES = ("object_children", "run_objects", "objects", "message_res", "message_ins")
+MESSAGE_TABLES = ("object_children", "run_objects", "objects", "message_res", "message_ins")
 """Flower's tables of messages."""
 
 
 @contextlib.contextmanager
-def purged(database: Path, every: float = EVERY) -> Iterator[None]:
+def purge_messages(database: Path, every: float = PURGE_SECONDS) -> Iterator[None]:
     """Keep nothing of messages that were delivered more than some seconds ago in the files of Flower's database.
 
     Flower deletes them once they are delivered; here they are overwritten then, and the write-ahead log is emptied now
@@ -286,12 +293,12 @@ def purged(database: Path, every: float = EVERY) -> Iterator[None]:
     from flwr.supercore import sql_mixin
 
     sql_mixin.SQLITE_PRAGMAS = tuple({**dict(sql_mixin.SQLITE_PRAGMAS), **dict(OVERWRITES)}.items())
-    purge(database, entirely=True)
+    purge_database(database, entirely=True)
     is_over = threading.Event()
 
     def keep_purging() -> None:
         while not is_over.wait(every):
-            purge(database)
+            purge_database(database)
 
     thread = threading.Thread(target=keep_purging, daemon=True, name="purge")
     thread.start()
@@ -300,10 +307,10 @@ def purged(database: Path, every: float = EVERY) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
-        purge(database, entirely=True)
+        purge_database(database, entirely=True)
 
 
-def purge(database: Path, *, entirely: bool = False) -> None:
+def purge_database(database: Path, *, entirely: bool = False) -> None:
     """Empty the write-ahead log, if nobody is in the middle of something. `entirely`: delete all messages before, and
     write the database anew, without gaps.
     """
@@ -315,7 +322,7 @@ def purge(database: Path, *, entirely: bool = False) -> None:
                 own.execute(f"PRAGMA {name} = {value}")
             if entirely:
                 known = {row[0] for row in own.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-                for table in (name for name in MESSAGES if name in known):
+                for table in (name for name in MESSAGE_TABLES if name in known):
                     own.execute(f"DELETE FROM {table}")
                 own.commit()
                 own.execute("VACUUM")
@@ -327,31 +334,31 @@ def purge(database: Path, *, entirely: bool = False) -> None:
 
 # ---- listening --------------------------------------------------------------------------------------------------
 
-EVERYWHERE = "0.0.0.0"
-NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+ANY_ADDRESS = "0.0.0.0"
+NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-def listening(host: str, port: int) -> list[socket.socket]:
+def open_sockets(host: str, port: int) -> list[socket.socket]:
     """Sockets for a host, and one for 127.0.0.1 unless it is among them; FileError where one cannot be had.
 
     Of a name with several addresses those count that this machine has. `::` is everywhere, of version 4 too.
     """
-    ways = f"Listen at an address of this machine, or everywhere: partsong federation serve --host {EVERYWHERE}"
+    ways = f"Listen at an address of this machine, or everywhere: partsong federation serve --host {ANY_ADDRESS}"
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise FileError(f"This machine does not know {host[:100]!r} ({error}). {ways}") from error
     where = list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
     asked = {address for _, address in where}
-    if not {HERE, EVERYWHERE} & asked:
-        where.append((socket.AF_INET, EVERYWHERE if "::" in asked else HERE))
+    if not {LOOPBACK, ANY_ADDRESS} & asked:
+        where.append((socket.AF_INET, ANY_ADDRESS if "::" in asked else LOOPBACK))
     sockets: list[socket.socket] = []
     with contextlib.ExitStack() as opened:
         for family, address in where:
             try:
                 sockets.append(opened.enter_context(socket.create_server((address, port), family=family)))
             except OSError as error:
-                if error.errno not in NOT_HERE:
+                if error.errno not in NOT_LOCAL:
                     raise FileError(
                         f"Nobody can listen on port {port} of {address}: {error.strerror or error}. End what listens "
                         "there already."

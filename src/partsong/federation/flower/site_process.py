@@ -30,53 +30,59 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from partsong.federation.flower.control import ServerError, app_bundle, require_flower, require_trusted, set_quiet
+from partsong.federation.flower.control import (
+    ServerError,
+    app_bundle,
+    configure_flower,
+    reject_untrusted_server,
+    require_flower,
+)
 from partsong.federation.setup.site_folder import SiteFolder
-from partsong.federation.site.state import write_down
-from partsong.federation.transports.flower import answer_to, content_of
+from partsong.federation.site.state import append_to_log
+from partsong.federation.transports.flower import message_bytes, reply_message
 from partsong.io.write import write_text
 
 PAUSE = 2.0
-LAPSE = 120.0
+ACTIVATION_TIMEOUT = 120.0
 """Longer than a server takes to notice that a node is gone."""
 HEARTBEAT = 30
 """Seconds; a server takes a node for gone after two of them without a sign of life."""
-PULLING = 60.0
+PULL_TIMEOUT = 60.0
 """Seconds after which a message that is not whole is given up: the server's process was killed while it sent it."""
-AHEAD, BEHIND = 5, 300
+MAX_CLOCK_AHEAD, MAX_CLOCK_BEHIND = 5, 300
 """Seconds by which the clock of a node may differ from the server's: Flower takes no signature of another time."""
 PATIENCE = 2.5
 """Seconds that a server may take to hear that the node ends; it takes one where it answers."""
 STOPPED = "The node has stopped."
 UNTRUSTED = "It has expired, or this is somebody else. Nothing was sent; call the coordinator."
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Result = TypeVar("Result")
 
 
 def join(site: SiteFolder) -> None:
     """Answer requests until a signal comes."""
     require_flower()
-    set_quiet(site.path / "flower")
+    configure_flower(site.path / "flower")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with site.serving():
         answer = site.answering()
-        with present(site, _tell) as node:
+        with register(site, _print_line) as node:
             try:
                 while True:
                     node.answer_next(answer)
             except KeyboardInterrupt:
-                _end_soon()
+                _exit_soon()
                 raise
 
 
 @dataclass(slots=True)
-class Patience:
+class RetryInvoker:
     """Makes calls again until the server answers, as a retry invoker of Flower's clients."""
 
     site: SiteFolder
-    tell: Tell
-    is_told: bool = False
+    report: Report
+    is_reported: bool = False
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def invoke(self, call: Callable[[], Result]) -> Result:
@@ -87,23 +93,23 @@ class Patience:
             try:
                 result = call()
             except httpx.TransportError as error:
-                require_trusted(error, self.site.address, UNTRUSTED)
+                reject_untrusted_server(error, self.site.address, UNTRUSTED)
                 if self.is_over.is_set():
                     raise
-                if not self.is_told:
-                    self.tell(f"No server answers at {self.site.address} yet; waiting for it.")
-                self.is_told = True
+                if not self.is_reported:
+                    self.report(f"No server answers at {self.site.address} yet; waiting for it.")
+                self.is_reported = True
                 time.sleep(PAUSE)
             except httpx.HTTPStatusError:
-                self.is_told = False
+                self.is_reported = False
                 raise
             else:
-                self.is_told = False
+                self.is_reported = False
                 return result
 
 
 @contextmanager
-def present(site: SiteFolder, tell: Tell) -> Iterator[Node]:
+def register(site: SiteFolder, tell: Report) -> Iterator[SiteNode]:
     """The site's node, which the server takes for present until the block ends; waits for a server that is away."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -112,40 +118,40 @@ def present(site: SiteFolder, tell: Tell) -> Iterator[Node]:
 
     key: Any = load_ssh_private_key((site.path / "node").read_bytes(), None)
     guards = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
-    patience = Patience(site, tell)
+    patience = RetryInvoker(site, tell)
     with FleetHttpClient.from_server_address(
         site.address, False, (site.path / "ca.crt").read_bytes(), interceptors=guards, retry_invoker=patience
     ) as client:
-        node = Node(site, client, _let_in(client, key.public_key(), site), tell)
-        heart = threading.Thread(target=node.beat, args=(patience.is_over,), daemon=True, name="heartbeat")
+        node = SiteNode(site, client, _activate(client, key.public_key(), site), tell)
+        heart = threading.Thread(target=node.send_heartbeats, args=(patience.is_over,), daemon=True, name="heartbeat")
         heart.start()
         try:
             yield node
         finally:
             patience.is_over.set()
             heart.join(PATIENCE)
-            leaving = threading.Thread(target=node.leave, daemon=True, name="leaving")
+            leaving = threading.Thread(target=node.deactivate, daemon=True, name="leaving")
             leaving.start()
             leaving.join(PATIENCE)
 
 
-def _let_in(client: Any, public_key: Any, site: SiteFolder) -> int:
+def _activate(client: Any, public_key: Any, site: SiteFolder) -> int:
     """The number of the site's node, once the server takes it for present; its last life is ended first."""
     import httpx
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     request = ActivateNodeRequest(public_key=public_key_to_bytes(public_key), heartbeat_interval=HEARTBEAT)
-    place, until = site.path / "node.number", time.monotonic() + LAPSE
+    place, until = site.path / "node.number", time.monotonic() + ACTIVATION_TIMEOUT
     while True:
         try:
             if place.exists() and (last := place.read_text()).isdecimal():
-                with _allowing_refusal():
+                with _ignoring_refusal():
                     client.DeactivateNode(DeactivateNodeRequest(node_id=int(last)))
             number = int(client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 403) or not place.exists():
-                raise ServerError(unknown(site, seconds_ahead(error.response.headers.get("date")))) from error
+                raise ServerError(rejection_message(site, clock_offset(error.response.headers.get("date")))) from error
             if time.monotonic() > until:
                 raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
             time.sleep(PAUSE)
@@ -155,7 +161,7 @@ def _let_in(client: Any, public_key: Any, site: SiteFolder) -> int:
 
 
 @contextmanager
-def _allowing_refusal() -> Iterator[None]:
+def _ignoring_refusal() -> Iterator[None]:
     """Ending a life that the server knows to be over is refused, which is no error; an unknown node is one."""
     import httpx
 
@@ -167,17 +173,17 @@ def _allowing_refusal() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Node:
+class SiteNode:
     """A node that was let in: pulls messages of Flower, has them answered, and pushes replies."""
 
     site: SiteFolder
     client: Any = field(repr=False)
     number: int
-    tell: Tell
+    report: Report
     apps: dict[int, bool] = field(default_factory=dict)
     """Whether the app of a run is ours."""
 
-    def beat(self, is_over: threading.Event) -> None:
+    def send_heartbeats(self, is_over: threading.Event) -> None:
         """Tell the server now and then that the node is there; what else goes wrong shows where messages are pulled."""
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
@@ -186,7 +192,7 @@ class Node:
             with suppress(Exception):
                 self.client.SendNodeHeartbeat(request)
 
-    def leave(self) -> None:
+    def deactivate(self) -> None:
         """Tell the server that the node ends."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
@@ -206,23 +212,23 @@ class Node:
             if not pulled.messages_list:
                 time.sleep(PAUSE / 10)
             else:
-                message = self._fetched(pulled.messages_list[0], pulled.message_object_trees[0])
+                message = self._fetch(pulled.messages_list[0], pulled.message_object_trees[0])
                 is_pinned = self._is_pinned(message.metadata.run_id)
-                self._push(self._answered(message, answer) if is_pinned else _refused(message))
+                self._push(self._answer(message, answer) if is_pinned else _refusal(message))
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
-                ahead = seconds_ahead(error.response.headers.get("date"))
-                raise ServerError(unknown(self.site, ahead)) from error
-            self.tell(f"The server has refused a call ({error.response.status_code}): its run may be over.")
+                ahead = clock_offset(error.response.headers.get("date"))
+                raise ServerError(rejection_message(self.site, ahead)) from error
+            self.report(f"The server has refused a call ({error.response.status_code}): its run may be over.")
             time.sleep(PAUSE)
         except ServerError:
             raise
         except Exception as error:
-            self.tell(f"A message could not be passed on ({type(error).__name__}: {str(error)[:200]}).")
+            self.report(f"A message could not be passed on ({type(error).__name__}: {str(error)[:200]}).")
             time.sleep(PAUSE)
 
     def _node(self) -> Any:
-        from flwr.proto.node_pb2 import Node as FlowerNode
+        from flwr.proto.node_pb2 import SiteNode as FlowerNode
 
         return FlowerNode(node_id=self.number)
 
@@ -233,10 +239,10 @@ class Node:
             found = self.client.GetRun(GetRunRequest(node=self._node(), run_id=run)).run
             self.apps[run] = found.fab_hash == hashlib.sha256(app_bundle()).hexdigest()
         if not self.apps[run]:
-            self.tell("The server has sent an app that this site has not pinned; its request was refused.")
+            self.report("The server has sent an app that this site has not pinned; its request was refused.")
         return self.apps[run]
 
-    def _fetched(self, message: Any, tree: Any) -> Any:
+    def _fetch(self, message: Any, tree: Any) -> Any:
         from flwr.app import Message
         from flwr.supercore.inflatable import inflatable_protobuf_utils as calls
         from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
@@ -244,19 +250,19 @@ class Node:
         of_run = (self._node(), message.metadata.run_id)
         pull = calls.make_pull_object_fn_protobuf(self.client.PullObject, *of_run)
         confirm = calls.make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, *of_run)
-        whole = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message, max_time=PULLING)
+        whole = pull_and_inflate_object_from_tree(tree, pull, confirm, return_type=Message, max_time=PULL_TIMEOUT)
         whole.metadata.__dict__["_message_id"] = tree.object_id
         return whole
 
-    def _answered(self, message: Any, answer: Callable[[bytes], bytes]) -> Any:
+    def _answer(self, message: Any, answer: Callable[[bytes], bytes]) -> Any:
         """The reply. The server learns nothing of an error but that there was one; its text stays here."""
         from flwr.app import Error, Message
         from flwr.common.constant import ErrorCode
 
         try:
-            return answer_to(message, answer(content_of(message)))
+            return reply_message(message, answer(message_bytes(message)))
         except Exception:
-            write_down(self.site.path / "state", "failed", traceback.format_exc())
+            append_to_log(self.site.path / "state", "failed", traceback.format_exc())
             return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=""), reply_to=message)
 
     def _push(self, reply: Any) -> None:
@@ -283,7 +289,7 @@ class Node:
             )
 
 
-def _refused(message: Any) -> Any:
+def _refusal(message: Any) -> Any:
     """The reply to a request for another app: the server tells its coordinator that this site refused the app."""
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode
@@ -291,9 +297,9 @@ def _refused(message: Any) -> Any:
     return Message(Error(code=ErrorCode.INVALID_FAB, reason=""), reply_to=message)
 
 
-def unknown(site: SiteFolder, ahead: float | None) -> str:
+def rejection_message(site: SiteFolder, ahead: float | None) -> str:
     """Why a server may not know a site, the clock first; `ahead` is by how many seconds ours is, if that is known."""
-    limits = f"it may be {AHEAD} seconds ahead, and {BEHIND} behind"
+    limits = f"it may be {MAX_CLOCK_AHEAD} seconds ahead, and {MAX_CLOCK_BEHIND} behind"
     admitted = f"Send the coordinator {site.path / 'card.toml'}, to be admitted; then join again."
     if ahead is None:
         return (
@@ -301,7 +307,7 @@ def unknown(site: SiteFolder, ahead: float | None) -> str:
             f"server's: {limits}. If it is right, the server does not know the key of this site. {admitted}"
         )
     way = "ahead of" if ahead > 0 else "behind"
-    if not -BEHIND < ahead < AHEAD:
+    if not -MAX_CLOCK_BEHIND < ahead < MAX_CLOCK_AHEAD:
         return (
             f"The clock of this machine is {abs(ahead):.0f} seconds {way} that of the server at {site.address}, and "
             f"{limits}. Set both by a time server (NTP), then join again."
@@ -312,7 +318,7 @@ def unknown(site: SiteFolder, ahead: float | None) -> str:
     )
 
 
-def seconds_ahead(date: str | None) -> float | None:
+def clock_offset(date: str | None) -> float | None:
     """By how much the clock of this machine is ahead of that of whoever has dated a reply of now, in whole seconds."""
     try:
         return round(time.time() - parsedate_to_datetime(date or "").timestamp())
@@ -320,13 +326,13 @@ def seconds_ahead(date: str | None) -> float | None:
         return None
 
 
-def _end_soon() -> None:
+def _exit_soon() -> None:
     """End this process within PATIENCE, also while a call to the server hangs: all that a site has to keep is on its
     disk before it sends anything, and its next start ends what the server still believes.
     """
 
     def end() -> None:
-        _tell(STOPPED)
+        _print_line(STOPPED)
         os._exit(0)
 
     timer = threading.Timer(PATIENCE, end)
@@ -334,6 +340,6 @@ def _end_soon() -> None:
     timer.start()
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -13,12 +13,19 @@ from partsong.engines.arrivals import run_arrivals
 from partsong.engines.rounds import run_rounds
 from partsong.errors import ParameterError
 from partsong.federation.locks import locked
-from partsong.federation.server.remote import Remote
+from partsong.federation.server.remote import RemoteRounds
 from partsong.federation.server.remote_arrivals import PendingRequests, RemoteArrivals
 from partsong.federation.server.setup_phase import negotiate, require_same_sites
 from partsong.federation.server.site_client import Responses, SiteClient
-from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, ReleaseCounters, RunState, larger
-from partsong.federation.signing import bound_to, context_of
+from partsong.federation.server.state import (
+    ArrivalsJournal,
+    AsyncRunState,
+    Journal,
+    ReleaseCounters,
+    RunState,
+    larger_counts,
+)
+from partsong.federation.signing import bind_context, run_context
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports.base import Transport
 from partsong.federation.wire import Kind, Nonce
@@ -60,8 +67,8 @@ class Coordinator:
                 run = negotiate(self.name, self.experiment, program, schedule, client)
                 journal.save(run)
             self._require_same(run, client)
-            reduction = bound_to(context_of(run.experiment, run.columns, run.layout), reduction)
-            remote = Remote(client, journal, run, program, reduction)
+            reduction = bind_context(run_context(run.experiment, run.columns, run.layout), reduction)
+            remote = RemoteRounds(client, journal, run, program, reduction)
             yield from run_rounds(program, remote, schedule, reduction, run.point)
             if require_end is not None:
                 require_end(remote.run.model)
@@ -106,7 +113,7 @@ class Coordinator:
         make_folder(self.folder)
         with locked(self.folder / "lock", waits=False):
             counters = ReleaseCounters(self.serials)
-            known = counters.known(self.transport.names())
+            known = counters.load(self.transport.names())
             yield SiteClient(self.transport, self.timeout, schedule.on_party_error, known, counters)
 
     def _require_same(self, run: RunState, client: SiteClient) -> None:
@@ -117,7 +124,7 @@ class Coordinator:
                 "choose another folder."
             )
         require_same_sites(run, self.transport.names())
-        client.seen.update(larger(client.seen, run.seen))
+        client.seen.update(larger_counts(client.seen, run.seen))
 
     def _finish(self, program: Program, run: RunState, client: SiteClient) -> Responses:
         """Send all sites the end of the run, and the components.

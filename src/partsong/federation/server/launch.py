@@ -30,19 +30,19 @@ from partsong.federation.server.progress import (
     STEPS,
     WAITING,
     ProgressFile,
-    Tell,
-    Telling,
+    Report,
+    ReportingTransport,
     append_line,
-    note_step,
+    append_step,
 )
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState, Journal, RunState
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder, forget_failure, settings_in
-from partsong.federation.signing import bound_to, words_context_of
-from partsong.federation.site.plan import Build, Plan, plan_of
+from partsong.federation.signing import bind_context, vocabulary_context
+from partsong.federation.site.plan import Plan, PlanBuilder, build_plan
 from partsong.federation.texts import SUFFIX
 from partsong.federation.transports.base import Transport
-from partsong.federation.transports.flower import Flower
-from partsong.federation.wire import NOT_IN, RUN
+from partsong.federation.transports.flower import FlowerTransport
+from partsong.federation.wire import NEVER_STARTED, RUN_NAME
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.io.write import write_text
 from partsong.secure_aggregation.messages import Roster
@@ -53,7 +53,7 @@ from partsong.topics.shared_vocabulary import FEWEST_MASKED
 FEDERATION = "PARTSONG_FEDERATION"
 """The variable in which `serve` tells its children where the federation's folder is."""
 
-Told = dict[str, Any]
+RunSummary = dict[str, Any]
 
 
 def run_experiment(
@@ -67,8 +67,8 @@ def run_experiment(
     pause: float = 5.0,
     serials: Path | None = None,
     absent: Mapping[int, frozenset[str]] = MappingProxyType({}),
-    build: Build = plan_of,
-    tell: Tell = lambda line: None,
+    build: PlanBuilder = build_plan,
+    tell: Report = lambda line: None,
 ) -> Iterator[Round]:
     """Run an experiment among the sites of a transport; each round is on the disk before it is yielded.
 
@@ -88,7 +88,7 @@ def run_experiment(
         raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
     reduction = plan.reduction
     if rule is not None:
-        reduction = agree_on_words(coordinator, rule, plan, schedule.seed, tell)
+        reduction = agree_on_vocabulary(coordinator, rule, plan, schedule.seed, tell)
     if experiment.is_asynchronous:
         budget, tol = experiment.time_budget, experiment.tol
         yield from coordinator.arrivals(plan.program, schedule, reduction, pause=pause, time_budget=budget, tol=tol)
@@ -96,13 +96,13 @@ def run_experiment(
         yield from coordinator.rounds(plan.program, schedule, reduction)
 
 
-def has_begun(folder: Path) -> bool:
+def has_started(folder: Path) -> bool:
     """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
-    found = [record for record in (record_in(folder), Journal(folder / AGREEMENT).load()) if record is not None]
+    found = [record for record in (load_run_state(folder), Journal(folder / AGREEMENT).load()) if record is not None]
     return any(record.started or record.restarted or record.index for record in found)
 
 
-def record_in(folder: Path) -> RunState | None:
+def load_run_state(folder: Path) -> RunState | None:
     """A run as it stands in the server's folder, of either kind; None where none has begun."""
     return ArrivalsJournal(folder).load() or Journal(folder).load()
 
@@ -112,12 +112,12 @@ def run_over_flower(grid: Any, name: str) -> None:
     if FEDERATION not in os.environ:
         raise ParameterError("This is for the server of a federation: partsong federation serve.")
     server = ServerFolder.at(Path(os.environ[FEDERATION]))
-    run_over(lambda: server.signed(Flower(grid, nodes_of(server))), server, server.known_run(name))
+    run_on_transport(lambda: server.signed(FlowerTransport(grid, site_nodes(server))), server, server.known_run(name))
 
 
-def run_over(
-    opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Tell = lambda line: None
-) -> Told:
+def run_on_transport(
+    opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Report = lambda line: None
+) -> RunSummary:
     """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
     with held(place.lock, f"Run {place.name!r} is being worked on by another process"):
         forget_failure(place)
@@ -129,7 +129,7 @@ def run_over(
             tell(line)
 
         try:
-            told = _finished(Telling(opened(), tell_waiting), server, place, tell)
+            told = _run_to_end(ReportingTransport(opened(), tell_waiting), server, place, tell)
         except Exception as error:
             if isinstance(error, MemoryError):
                 error = ParameterError(
@@ -145,7 +145,7 @@ def run_over(
         return told
 
 
-def nodes_of(server: ServerFolder) -> dict[str, int]:
+def site_nodes(server: ServerFolder) -> dict[str, int]:
     """The node of every site; ParameterError where one was not registered."""
     nodes = {site: server.node_of(site) for site in server.cards()}
     lacking = sorted(site for site, node in nodes.items() if node is None)
@@ -156,7 +156,7 @@ def nodes_of(server: ServerFolder) -> dict[str, int]:
     return {site: node for site, node in nodes.items() if node is not None}
 
 
-def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
+def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
     """Program and reduction, with the federation's roster; ParameterError where they cannot be run here: k × k numbers,
     as in W_pᵀW_p or H Hᵀ, need more than this machine's memory, or the parts of the experiment do not go together.
     """
@@ -168,7 +168,7 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
             "than sites have columns."
         )
     roster = dict(server.roster().keys)
-    plan = plan_of(experiment.told(), len(roster), roster)
+    plan = build_plan(experiment.told(), len(roster), roster)
     first = methods.method(experiment.method).passes_to
     key, method = ("method", experiment.method) if first is None else (first, str(experiment.options[first]))
     if plan.reduction.hides_uploads and not isinstance(plan.program.aggregation, Reducible):
@@ -188,22 +188,22 @@ def plan_for(experiment: Experiment, server: ServerFolder) -> Plan:
     return plan
 
 
-def _finished(transport: Transport, server: ServerFolder, place: RunPlace, tell: Tell) -> Told:
+def _run_to_end(transport: Transport, server: ServerFolder, place: RunPlace, tell: Report) -> RunSummary:
     experiment, settings = Experiment.read(place.experiment), settings_in(place)
-    plan = plan_for(experiment, server)
+    plan = build_server_plan(experiment, server)
     progress = ProgressFile(place.progress, plan.exchanges)
-    progress.catch_up(record_in(place.state))
+    progress.catch_up(load_run_state(place.state))
     own = (experiment, transport, place.state, place.name)
     known: dict[str, Any] = {"roster": server.roster().keys, "timeout": settings.timeout, "serials": server.serials}
     for done in run_experiment(*own, tell=tell, **known):
-        tell(progress.note(done))
-    record = record_in(place.state)
+        tell(progress.append_round(done))
+    record = load_run_state(place.state)
     assert record is not None, "a run that has ended is on the disk"
-    save_model(place.model, model_of(experiment, plan, record, settings.names))
-    return summary_of(record)
+    save_model(place.model, build_model(experiment, plan, record, settings.names))
+    return summarize_run(record)
 
 
-def model_of(experiment: Experiment, plan: Plan, record: RunState, public: Sequence[str] = ()) -> Model:
+def build_model(experiment: Experiment, plan: Plan, record: RunState, public: Sequence[str] = ()) -> Model:
     """H as the server knows it: columns by hashes, where their names are not public; errors and shares sites know."""
     program: Any = plan.program
     settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
@@ -213,7 +213,7 @@ def model_of(experiment: Experiment, plan: Plan, record: RunState, public: Seque
     return Model(H, names, settings, experiment.seed, None, None, now(), package_versions())
 
 
-def summary_of(record: RunState) -> dict[str, Any]:
+def summarize_run(record: RunState) -> dict[str, Any]:
     """How a run went: what it takes to repeat it in one process, and which sites have no result of it, and why.
 
     That is who missed which round, or the order of arrivals, with how often the work of a site could not be used.
@@ -222,14 +222,14 @@ def summary_of(record: RunState) -> dict[str, Any]:
     if isinstance(record, AsyncRunState):
         faults = Counter(record.order[at] for at in record.faults)
         arrivals = {"arrivals": list(record.order), "faults": dict(sorted(faults.items()))}
-    never_started = {name: NOT_IN for name in record.layout.parties if name not in record.started}
+    never_started = {name: NEVER_STARTED for name in record.layout.parties if name not in record.started}
     return {
         **arrivals,
         "run": record.run,
         "rounds": record.index,
         "parties": list(record.layout.parties),
         "absent": {str(index): sorted(names) for index, names in record.absent().items()},
-        "silent": {str(index): dict(names) for index, names in record.silent().items()},
+        "silent": {str(index): dict(names) for index, names in record.dropouts().items()},
         "without_result": {**never_started, **record.without_result},
     }
 
@@ -246,7 +246,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 # FOLDER/words    the agreement, which can be killed and resumed as any run
 
 
-def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> Reduction:
+def agree_on_vocabulary(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int, tell: Report) -> Reduction:
     """Have the sites agree on the words of a rule, unless the run has begun after that; returns the run's reduction.
 
     Sums of the agreement are masked whatever the run's own are, over all sites. Masks of the run are among sites that
@@ -263,12 +263,12 @@ def agree_on_words(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: i
             f"{folder} has no record of the agreement on words, without which signatures of masked sums cannot be "
             "checked. Restore it from a backup, or begin a new run."
         )
-    return bound_to(words_context_of(agreed.model["documents"], agreed.model["n_documents"][0]), reduction)
+    return bind_context(vocabulary_context(agreed.model["documents"], agreed.model["n_documents"][0]), reduction)
 
 
-def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, seed: int, tell: Tell) -> None:
+def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, seed: int, tell: Report) -> None:
     parties, run = len(coordinator.transport.names()), coordinator.name
-    if run.endswith(SUFFIX) or not RUN.fullmatch(f"{run}{SUFFIX}"):
+    if run.endswith(SUFFIX) or not RUN_NAME.fullmatch(f"{run}{SUFFIX}"):
         raise ParameterError(
             f"A run over texts has a name of at most {64 - len(SUFFIX)} letters, which does not end in {SUFFIX!r}; "
             f"got {run!r}. Choose another name."
@@ -295,4 +295,4 @@ def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, s
     agreement: Any = rule.rounds
     words = replace(coordinator, folder=folder, name=f"{run}{SUFFIX}")
     for done in words.rounds(agreement, Schedule(MOST_EXCHANGES, seed), masks, require_enough):
-        tell(note_step(folder / STEPS, done))
+        tell(append_step(folder / STEPS, done))

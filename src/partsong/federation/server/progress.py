@@ -20,61 +20,61 @@ from typing import Any
 
 from partsong.core.interfaces import Round
 from partsong.federation.server.state import AsyncRunState, RunState
-from partsong.federation.transports.base import Heard, Lost, Transport, all_replies
+from partsong.federation.transports.base import NoReply, SiteReply, Transport, ask_all
 from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES, TABLES, WORDS, AgreementStep
 
 WAITING = "waiting.jsonl"
 AGREEMENT, STEPS = "words", "steps.jsonl"
 """The folder of an agreement on words, in that of its run, and the file of its steps."""
-NEXT = {
+NEXT_STEP = {
     TABLES: "tables of hashes",
     WORDS: "the words",
     FREQUENCIES: "documents with each word",
     DONE: "nothing",
 }
-UNKNOWN = "its process ended before it could tell of this exchange: bytes and seconds are not known"
-FIRST, SELDOM = 5.0, 120.0
+UNKNOWN_FIGURES = "its process ended before it could tell of this exchange: bytes and seconds are not known"
+FIRST_PAUSE, MAX_PAUSE = 5.0, 120.0
 """Seconds before the second line on waiting, and the longest between two; each pause is twice the one before."""
 
-Tell = Callable[[Mapping[str, Any]], None]
+Report = Callable[[Mapping[str, Any]], None]
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Append a line, in place of an incomplete one."""
     content = path.read_bytes() if path.exists() else b""
     with path.open("r+b" if content else "wb") as file:
-        file.seek(_whole(content))
+        file.seek(_complete_bytes(content))
         file.truncate()
         file.write(json.dumps(line).encode() + b"\n")
 
 
-def _whole(content: bytes) -> int:
+def _complete_bytes(content: bytes) -> int:
     """Bytes up to the end of the last complete line."""
     return content.rfind(b"\n") + 1
 
 
 @dataclass(slots=True)
-class Lines:
+class JsonLines:
     """A file that grows, of which each line is read once."""
 
     path: Path
-    at: int = 0
+    offset: int = 0
 
     @staticmethod
-    def to_come(path: Path) -> Lines:
+    def from_end(path: Path) -> JsonLines:
         """Skip the complete lines that are there."""
-        return Lines(path, _whole(path.read_bytes()) if path.exists() else 0)
+        return JsonLines(path, _complete_bytes(path.read_bytes()) if path.exists() else 0)
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def read_new(self) -> Iterator[dict[str, Any]]:
         """Complete lines that were not read yet."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
-            file.seek(self.at)
+            file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self.at += len(line)
+                self.offset += len(line)
                 yield json.loads(line)
 
 
@@ -85,18 +85,24 @@ class ProgressFile:
     path: Path
     rounds: int
 
-    def note(self, done: Round) -> dict[str, Any]:
+    def append_round(self, done: Round) -> dict[str, Any]:
         """Write the line of an exchange, which is in the journal already."""
         metrics = {name: float(value) for name, value in done.metrics.items()}
         return self._append(done.index + 1, {**_figures(done), "metrics": metrics})
 
     def catch_up(self, record: RunState | None) -> None:
         """Write the line of the last exchange in the journal if the process was killed before it did."""
-        lines = list(Lines(self.path).new())
+        lines = list(JsonLines(self.path).read_new())
         if record is None or record.index <= (lines[-1]["round"] if lines else 0):
             return
-        known = {"participants": _last_heard(record), "refused": {}, "bytes_up": {}, "bytes_down": 0, "seconds": 0.0}
-        self._append(record.index, {**known, "metrics": {}, "note": UNKNOWN})
+        known = {
+            "participants": _last_participants(record),
+            "refused": {},
+            "bytes_up": {},
+            "bytes_down": 0,
+            "seconds": 0.0,
+        }
+        self._append(record.index, {**known, "metrics": {}, "note": UNKNOWN_FIGURES})
 
     def _append(self, number: int, figures: Mapping[str, Any]) -> dict[str, Any]:
         line = {"round": number, "rounds": max(self.rounds, number), **figures}
@@ -104,19 +110,19 @@ class ProgressFile:
         return line
 
 
-def _last_heard(record: RunState) -> list[str]:
+def _last_participants(record: RunState) -> list[str]:
     """Who was in the last exchange: one site in an asynchronous run, and nobody where its work was refused."""
     if isinstance(record, AsyncRunState):
         return [] if record.index - 1 in record.faults else [record.order[-1]]
     return sorted(record.cohort or ())
 
 
-def note_step(path: Path, done: Round) -> dict[str, Any]:
+def append_step(path: Path, done: Round) -> dict[str, Any]:
     """Write the line of a step, which is on the disk already.
 
     A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
     """
-    following = NEXT[AgreementStep.read(done.model["step"]).stage]
+    following = NEXT_STEP[AgreementStep.read(done.model["step"]).stage]
     line = {"step": done.index + 1, "steps": MOST_EXCHANGES, **_figures(done), "next": following}
     append_line(path, line)
     return line
@@ -133,58 +139,60 @@ def _figures(done: Round) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Telling:
+class ReportingTransport:
     """A transport that tells for whom it waits: at the first request, after some seconds, then ever more seldom.
 
     `pause` is until the next line but one, 0 before the first request.
     """
 
     transport: Transport
-    tell: Tell
-    first: float = FIRST
-    out: set[str] = field(default_factory=set)
-    together: int = 0
-    due: float = 0.0
+    report: Report
+    first: float = FIRST_PAUSE
+    pending: set[str] = field(default_factory=set)
+    batch_size: int = 0
+    report_at: float = 0.0
     pause: float = 0.0
 
     def names(self) -> tuple[str, ...]:
         """Those of the transport."""
         return self.transport.names()
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | Lost]:
+    def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | NoReply]:
         """As the transport does."""
-        self.together = len(requests)
+        self.batch_size = len(requests)
         try:
-            return all_replies(self, requests, timeout)
+            return ask_all(self, requests, timeout)
         finally:
-            self.together = 0
+            self.batch_size = 0
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Hand requests over."""
         self.transport.push(requests, timeout)
         if requests:
-            self.out |= requests.keys()
+            self.pending |= requests.keys()
             is_first = self.pause == 0
-            self.due = time.monotonic() + (0.0 if is_first else self.first)
+            self.report_at = time.monotonic() + (0.0 if is_first else self.first)
             self.pause = self.first if is_first else 2 * self.first
 
-    def arrived(self, timeout: float) -> Heard | None:
+    def next_reply(self, timeout: float) -> SiteReply | None:
         """The next reply; whom it waits for is told meanwhile."""
         until = time.monotonic() + timeout
         while True:
-            end = min(until, self.due) if self.out else until
-            heard = self.transport.arrived(max(0.0, end - time.monotonic()))
+            end = min(until, self.report_at) if self.pending else until
+            heard = self.transport.next_reply(max(0.0, end - time.monotonic()))
             if heard is not None:
-                self.out.discard(heard[0])
+                self.pending.discard(heard[0])
                 return heard
             now = time.monotonic()
             if now >= until or now < end:
                 return None
-            self.due, self.pause = now + self.pause, min(2 * self.pause, SELDOM)
-            answered = {"answered": self.together - len(self.out), "of": self.together} if self.together else {}
-            self.tell({"waiting": sorted(self.out), **answered})
+            self.report_at, self.pause = now + self.pause, min(2 * self.pause, MAX_PAUSE)
+            answered = (
+                {"answered": self.batch_size - len(self.pending), "of": self.batch_size} if self.batch_size else {}
+            )
+            self.report({"waiting": sorted(self.pending), **answered})
 
-    def recall(self) -> Mapping[str, Lost]:
+    def cancel(self) -> Mapping[str, NoReply]:
         """As the transport does."""
-        self.out.clear()
-        return self.transport.recall()
+        self.pending.clear()
+        return self.transport.cancel()

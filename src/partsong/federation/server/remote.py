@@ -28,21 +28,21 @@ from partsong.engines.upload_checks import check_upload
 from partsong.errors import PartsongError, PartyError, TooFewParties
 from partsong.federation.server.setup_phase import start_sites
 from partsong.federation.server.site_client import Responses, SiteClient
-from partsong.federation.server.state import Absence, Journal, RunState, Unheard
+from partsong.federation.server.state import Absence, Journal, RunState, UnreceivedWork
 from partsong.federation.wire import Kind, Nonce
 
 NOT_ASKED = "not asked for this sum"
-PLANNED = "It misses this round by the schedule with which the run was resumed."
+SCHEDULED_ABSENCE = "It misses this round by the schedule with which the run was resumed."
 LOST_FILES = "it has lost its files of this run, and is started again before the next round"
 STALE = ("out-of-step", "out-of-turn", "conflict")
 """Codes of a site that was started again, about what it answered before."""
-NOT_WITHOUT = (
+RESTARTED_SITE = (
     "A site that has lost its files after it had answered in this round cannot be in its sum any more: if there is "
     "none without it, begin a new run, under another name and with another seed."
 )
 
 
-class Remote:
+class RemoteRounds:
     """The sites that `client` reaches; `run` is the run after its last whole round, as the journal has it.
 
     The states of parties stay at the sites. Under "raise" an error of a site ends the run, which can be resumed; a site
@@ -58,8 +58,8 @@ class Remote:
         self._attempt = RoundAttempt(run.index, 0, ())
         self._invited: tuple[str, ...] = ()
         self._lost: frozenset[str] = frozenset()
-        self._silent: dict[str, int] = {}
-        self._unheard: Unheard = {}
+        self._dropouts: dict[str, int] = {}
+        self._unreceived: UnreceivedWork = {}
         self._reasons: dict[str, PartsongError] = {}
 
     @property
@@ -77,19 +77,19 @@ class Remote:
         Where nothing of that was summed, the sites that miss the round by the schedule of now leave it.
         """
         if attempt.attempt > 0:
-            return self._opened(attempt, {}, first)
+            return self._open_attempt(attempt, {}, first)
         self._invited, self._lost = attempt.asked, frozenset()
         self.run, missing = start_sites(self._client, self.run, self._journal.save)
-        found = self._journal.attempt(attempt.index)
+        found = self._journal.load_attempt(attempt.index)
         if found is None:
-            return self._opened(attempt, missing, first)
+            return self._open_attempt(attempt, missing, first)
         rest = tuple(name for name in found.asked if name in self._invited)
-        is_summed = found.first > 0 or self._journal.answers(found, 0) is not None
+        is_summed = found.first > 0 or self._journal.load_answers(found, 0) is not None
         if rest != found.asked and not is_summed:
-            return self._opened(replace(found, attempt=found.attempt + 1, asked=rest), missing, first)
-        return self._begun(found)
+            return self._open_attempt(replace(found, attempt=found.attempt + 1, asked=rest), missing, first)
+        return self._begin_attempt(found)
 
-    def _opened(
+    def _open_attempt(
         self, attempt: RoundAttempt, missing: Mapping[str, PartsongError], first: Callable[[tuple[str, ...]], int]
     ) -> RoundAttempt:
         """Write the attempt, without the sites that could not be started."""
@@ -101,80 +101,80 @@ class Remote:
         if len(asked) < fewest:
             raise TooFewParties(
                 f"Only {len(asked)} sites ({', '.join(asked)}) could be asked for the sum of round {attempt.index}, "
-                f"and {fewest} are needed. {left_out(self.layout.parties, asked, refused)} Nothing of it was sent; "
-                "resume the run once the others are back."
-                + (f" {NOT_WITHOUT}" if self.run.restarted - set(asked) else "")
+                f"and {fewest} are needed. {format_missing_sites(self.layout.parties, asked, refused)} Nothing of it "
+                "was sent; resume the run once the others are back."
+                + (f" {RESTARTED_SITE}" if self.run.restarted - set(asked) else "")
             )
         phase = 0 if self.run.restarted & set(asked) else first(asked)  # a site that was restarted has no keys
         opened = replace(attempt, asked=asked, first=phase, refused=refused)
-        self._journal.open(opened)
-        return self._begun(opened)
+        self._journal.save_attempt(opened)
+        return self._begin_attempt(opened)
 
-    def _begun(self, attempt: RoundAttempt) -> RoundAttempt:
+    def _begin_attempt(self, attempt: RoundAttempt) -> RoundAttempt:
         self._attempt, self._reasons = attempt, dict(attempt.refused)
-        self._silent, self._unheard = {}, {}
+        self._dropouts, self._unreceived = {}, {}
         return attempt
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
         """Serve the answers on the disk; else those of the sites, which are written once they are accepted."""
-        found = self._journal.answers(self._attempt, ask.phase)
-        answers, unheard = self._answers(ask) if found is None else found
-        self._unheard = {**self._unheard, **unheard}
+        found = self._journal.load_answers(self._attempt, ask.phase)
+        answers, unheard = self._collect_answers(ask) if found is None else found
+        self._unreceived = {**self._unreceived, **unheard}
         self._reasons |= answers.faults
         if ask.kind == "reduce":
-            self._silent |= {name: ask.phase for name in ask.names if name not in answers.messages}
+            self._dropouts |= {name: ask.phase for name in ask.names if name not in answers.messages}
         try:
             served = serve(answers)
         except TooFewParties as error:
-            raise self._explained(error, answers) from error
+            raise self._explain(error, answers) from error
         # Uploads of an open sum are not written: their sites send the same bytes again.
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
         if found is None and is_kept and not served.must_restart:
-            self._journal.decide(self._attempt, ask.phase, answers, unheard)
+            self._journal.save_answers(self._attempt, ask.phase, answers, unheard)
         return served
 
-    def _answers(self, ask: Ask) -> tuple[Answers, Unheard]:
+    def _collect_answers(self, ask: Ask) -> tuple[Answers, UnreceivedWork]:
         """What sites answer now; those that miss the round by the schedule of now are not asked."""
         names = [name for name in ask.names if name in self._invited]
-        responses = self._asked(ask, names) if names else Responses(self._client.on_party_error)
-        planned = {name: PartyError(PLANNED) for name in ask.names if name not in names}
-        return Answers(responses.inbox, dict(sorted({**responses.faults, **planned}.items()))), responses.unheard
+        responses = self._ask(ask, names) if names else Responses(self._client.on_party_error)
+        planned = {name: PartyError(SCHEDULED_ABSENCE) for name in ask.names if name not in names}
+        return Answers(responses.inbox, dict(sorted({**responses.faults, **planned}.items()))), responses.unreceived
 
-    def _asked(self, ask: Ask, names: Collection[str]) -> Responses:
+    def _ask(self, ask: Ask, names: Collection[str]) -> Responses:
         is_work = ask.kind == "work"
         kind, stage = (Kind.WORK, "work") if is_work else (Kind.REDUCE, f"phase {ask.phase} of the sum")
         nonce = Nonce(self.run.run, ask.index, ask.attempt, kind, ask.phase)
         shared = {"participants": list(ask.participants)} if is_work else {}
         counted = self.run.counted_notes(ask.participants) if is_work else {}
         responses = self._client.ask(sorted(names), nonce, ask.message, shared, counted)
-        self._keep_lost(responses.lost)
+        self._save_lost(responses.lost)
         if is_work and not self._reduction.hides_uploads and self._reduction.phases == 1:
-            responses = responses.checked(lambda name, upload: check_upload(name, upload, self._expected))
+            responses = responses.check_messages(lambda name, upload: check_upload(name, upload, self._expected))
         try:
-            responses.require_some(stage, ask.index, self._excused(responses))
+            responses.require_some(stage, ask.index, self._excused_sites(responses))
         except PartyError as error:
             if is_work and self._attempt.refused:
-                error.add_note(left_out(self.layout.parties, ask.participants, self._attempt.refused))
+                error.add_note(format_missing_sites(self.layout.parties, ask.participants, self._attempt.refused))
             raise
         return responses
 
-    def _keep_lost(self, lost: frozenset[str]) -> None:
+    def _save_lost(self, lost: frozenset[str]) -> None:
         """A site that has lost its files is started again before the next round, even if this one ends in an error."""
         if lost - self._lost:
             self._lost |= lost
-            self._journal.save(replace(self.run, seen=dict(self._client.seen)).without_starts(self._lost))
+            self._journal.save(replace(self.run, seen=dict(self._client.seen)).after_lost_files(self._lost))
 
-    def _excused(self, responses: Responses) -> frozenset[str]:
+    def _excused_sites(self, responses: Responses) -> frozenset[str]:
         """Sites that miss this round whatever errors lead to: their files are lost, and what they had answered too."""
         stale = {name for name, refusal in responses.refusals.items() if refusal.code in STALE}
         return responses.lost | (self.run.restarted & stale)
 
-    def _explained(self, error: TooFewParties, answers: Answers) -> TooFewParties:
+    def _explain(self, error: TooFewParties, answers: Answers) -> TooFewParties:
         """The same error, which says which sites were left out and why."""
         reasons = {**self._reasons, **dict.fromkeys(self._lost, LOST_FILES)}
-        sentence = left_out(self.layout.parties, answers.messages, reasons)
+        sentence = format_missing_sites(self.layout.parties, answers.messages, reasons)
         is_final = bool(self._lost | self.run.restarted)
-        return TooFewParties(" ".join(filter(None, (str(error), sentence, NOT_WITHOUT if is_final else ""))))
+        return TooFewParties(" ".join(filter(None, (str(error), sentence, RESTARTED_SITE if is_final else ""))))
 
     def sum(self, ask: Ask, aggregation: Aggregation) -> None:
         """There is no collective operation between sites."""
@@ -186,15 +186,15 @@ class Remote:
         """Write the run with this round, which is over then."""
         attempt, run = self._attempt, self.run
         # What such a site sent before the server was killed is in the sum, and no history of the site as it is now.
-        stale = run.restarted.intersection(worked, self._silent)
-        absence = Absence(tuple(name for name in run.layout.parties if name not in worked), dict(self._silent))
+        stale = run.restarted.intersection(worked, self._dropouts)
+        absence = Absence(tuple(name for name in run.layout.parties if name not in worked), dict(self._dropouts))
         release = self._program.traits.release
         senders = {*attempt.asked, *attempt.refused} & run.started
         charged = (
             run.accounts if release is None else run.accounts.charge(sorted(senders), release, attempt.attempt + 1)
         )
         self.run = replace(
-            run.amended(self._unheard),
+            run.with_unreceived_work(self._unreceived),
             index=after.index,
             server=after.server,
             model=after.model,
@@ -204,15 +204,15 @@ class Remote:
             seen=dict(self._client.seen),
             accounts=charged,
             restarted=run.restarted if attempt.first > 0 else frozenset(),
-        ).without_starts(self._lost | stale)
+        ).after_lost_files(self._lost | stale)
         if absence != Absence():
             self.run = replace(self.run, absences={**self.run.absences, attempt.index: absence})
         self._journal.save(self.run)
-        self._journal.clear()
+        self._journal.clear_exchanges()
         return {}
 
 
-def left_out(parties: Collection[str], included: Collection[str], reasons: Mapping[str, object]) -> str:
+def format_missing_sites(parties: Collection[str], included: Collection[str], reasons: Mapping[str, object]) -> str:
     """A sentence on all sites that are missing; empty where none is."""
     missing = sorted(set(parties) - set(included))
     listed = "; ".join(f"{name!r} ({str(reasons.get(name, NOT_ASKED)).rstrip('.')})" for name in missing)

@@ -21,22 +21,22 @@ from partsong.engines.rounds import nobody_left
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.setup_phase import start_request, start_sites
-from partsong.federation.server.site_client import SiteClient, not_heard
+from partsong.federation.server.site_client import SiteClient, no_reply_error
 from partsong.federation.server.state import ArrivalsJournal, AsyncRunState
-from partsong.federation.transports.base import Lost
-from partsong.federation.wire import USUAL, Kind, Nonce, Refusal, Request, error_of, way_on
+from partsong.federation.transports.base import NoReply
+from partsong.federation.wire import RESUME, Kind, Nonce, Refusal, Request, error_from_refusal, recovery_advice
 
-SPOILED = (DivergenceError, UploadError)
+WORK_ERRORS = (DivergenceError, UploadError)
 """Errors of the work itself. The same work would fail again, and so its site is sent the newest model."""
 
-MOST_SPOILED = 3
+MAX_WORK_ERRORS = 3
 """Failed works in a row after which a site is asked for no more until the run is resumed."""
 
-PARTING = 30.0
+FINISH_TIMEOUT = 30.0
 """Seconds that missing sites have to receive the end of a run."""
 
 
-class FilesLost(SiteLost):
+class RunFilesLost(SiteLost):
     """A site does not know the run any more, although it was started in it."""
 
 
@@ -76,7 +76,7 @@ class RemoteArrivals:
         try:
             yield
         finally:
-            self._transport.recall()
+            self._transport.cancel()
 
     def is_over(self, point: AsyncCheckpoint) -> bool:
         """Whether the run has come to its end, now or before it was resumed."""
@@ -97,8 +97,8 @@ class RemoteArrivals:
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
         """Ask every site that has no request and does not rest for its piece of the run, or to start."""
-        requests = {name: self._request(name) for name in self._pending.idle(self.run.layout.parties)}
-        self._transport.push({name: request.written() for name, request in requests.items()}, math.inf)
+        requests = {name: self._request(name) for name in self._pending.idle_sites(self.run.layout.parties)}
+        self._transport.push({name: request.to_bytes() for name, request in requests.items()}, math.inf)
         for name, request in requests.items():
             self._pending.send(name, request.nonce)
 
@@ -107,23 +107,23 @@ class RemoteArrivals:
         self.send(self.run.pieces)
         pending, run, overdue = self._pending, self.run, self._pending.overdue()
         until = None if self._time_budget is None else self._began + self._time_budget
-        found = self._transport.arrived(pending.longest_wait(until, overdue))
-        if found is None or found[0] not in pending.out:
-            pending.nothing_came(run.index)
+        found = self._transport.next_reply(pending.max_wait(until, overdue))
+        if found is None or found[0] not in pending.pending:
+            pending.expire(run.index)
             return None
         name, reply = found
-        nonce = pending.received(name, overdue, len(run.layout.parties))
+        nonce = pending.complete(name, overdue, len(run.layout.parties))
         is_work = nonce.kind is Kind.WORK
         try:
             message = self._read(name, nonce, reply)
-        except FilesLost:
-            self._save(self.run.without_starts({name}))
+        except RunFilesLost:
+            self._save(self.run.after_lost_files({name}))
             return None
         except PartsongError as error:
-            excused = pending.excused(name, error)
-            if is_work and isinstance(error, SPOILED):
+            excused = pending.excuse(name, error)
+            if is_work and isinstance(error, WORK_ERRORS):
                 return Arrival(name, excused, self._clock(), run.pieces[name])
-            pending.rest(name, excused, run.index, pending.pause)
+            pending.postpone(name, excused, run.index, pending.pause)
             return None
         pending.faults.pop(name, None)
         if is_work:
@@ -158,9 +158,9 @@ class RemoteArrivals:
         )
         refused = {**self._pending.missing(), **done.refused}
         if isinstance(arrival.sent, PartsongError):
-            last = [at for at, sender in enumerate(self.run.order) if sender == name][-MOST_SPOILED:]
-            if len(last) == MOST_SPOILED and faults.keys() >= set(last):
-                self._pending.rest(name, arrival.sent, self.run.index, math.inf)
+            last = [at for at, sender in enumerate(self.run.order) if sender == name][-MAX_WORK_ERRORS:]
+            if len(last) == MAX_WORK_ERRORS and faults.keys() >= set(last):
+                self._pending.postpone(name, arrival.sent, self.run.index, math.inf)
         return replace(done, checkpoint=replace(after, items=pieces), refused=refused)
 
     def close(self) -> None:
@@ -174,8 +174,8 @@ class RemoteArrivals:
         self._save(replace(self.run, without_result={name: f"Site {name!r} was not sent the end." for name in started}))
         run, client, why = self.run, self._client, dict[str, str]()
         nonce, notes = Nonce(run.run, run.index, kind=Kind.FINISH), run.counted_notes(started)
-        self._transport.recall()
-        for is_away, timeout in ((False, client.timeout), (True, min(client.timeout, PARTING))):
+        self._transport.cancel()
+        for is_away, timeout in ((False, client.timeout), (True, min(client.timeout, FINISH_TIMEOUT))):
             names = [name for name in started if (name in away) == is_away]
             ended = client.ask(names, nonce, run.model, notes=notes, timeout=timeout)
             why |= {name: str(error) for name, error in ended.faults.items()}
@@ -189,21 +189,21 @@ class RemoteArrivals:
         note = {"participants": list(run.layout.parties), **counted}
         return self._client.request(name, Nonce(run.run, piece.number, 0, Kind.WORK), piece.model, note)
 
-    def _read(self, name: str, nonce: Nonce, reply: bytes | Lost) -> Message:
-        """What was asked for; else the error, of a kind in `SPOILED` only where it is about the work itself."""
+    def _read(self, name: str, nonce: Nonce, reply: bytes | NoReply) -> Message:
+        """What was asked for; else the error, of a kind in `WORK_ERRORS` only where it is about the work itself."""
         before = dict(self._client.seen)
         try:
             read = self._client.read(name, nonce, reply)
         except UploadError as unusable:
             raise SiteLost(str(unusable)) from unusable
         if self._client.seen != before:
-            self._client.counters.keep(self._client.seen)
+            self._client.counters.update(self._client.seen)
         if isinstance(read.answer, Refusal):
             if read.answer.code == "not-started" and nonce.kind is Kind.WORK:
-                raise FilesLost(f"Site {name!r} has lost its files of run {self.run.run!r}.")
-            error = error_of(name, read.answer, nonce.round)
-            error.add_note(way_on(read.answer))
-            raise SiteLost(str(error)) if isinstance(error, SPOILED) and read.nonce != nonce else error
+                raise RunFilesLost(f"Site {name!r} has lost its files of run {self.run.run!r}.")
+            error = error_from_refusal(name, read.answer, nonce.round)
+            error.add_note(recovery_advice(read.answer))
+            raise SiteLost(str(error)) if isinstance(error, WORK_ERRORS) and read.nonce != nonce else error
         if nonce.kind is Kind.WORK:
             check_upload(name, read.answer, self._expected)
         return read.answer
@@ -246,80 +246,80 @@ class PendingRequests:
     timeout: float
     pause: float
     is_strict: bool
-    out: dict[str, tuple[Nonce, float]] = field(default_factory=dict)
-    resting: dict[str, float] = field(default_factory=dict)
+    pending: dict[str, tuple[Nonce, float]] = field(default_factory=dict)
+    paused: dict[str, float] = field(default_factory=dict)
     faults: dict[str, PartsongError] = field(default_factory=dict)
-    passed: Counter[str] = field(default_factory=Counter)
+    replies_since: Counter[str] = field(default_factory=Counter)
 
-    def idle(self, names: Sequence[str]) -> list[str]:
+    def idle_sites(self, names: Sequence[str]) -> list[str]:
         """Sites that have no request, and do not rest."""
         now = time.monotonic()
-        self.resting = {name: due for name, due in self.resting.items() if due > now}
-        return [name for name in names if name not in self.out and name not in self.resting]
+        self.paused = {name: due for name, due in self.paused.items() if due > now}
+        return [name for name in names if name not in self.pending and name not in self.paused]
 
     def send(self, name: str, nonce: Nonce) -> None:
         """A request is out from now on."""
-        self.out[name] = nonce, time.monotonic()
+        self.pending[name] = nonce, time.monotonic()
 
-    def received(self, name: str, overdue: frozenset[str], n_sites: int) -> Nonce:
+    def complete(self, name: str, overdue: frozenset[str], n_sites: int) -> Nonce:
         """Which request was answered.
 
         A site that was overdue before is lost once all others may have been heard since: replies that have come at the
         same time are handed out one by one.
         """
-        nonce, _ = self.out.pop(name)
-        self.passed = Counter({other: self.passed[other] + 1 for other in overdue - {name}})
-        for other in sorted(self.passed):
-            if self.passed[other] > n_sites:
-                self.excused(other, self._lost(other))
+        nonce, _ = self.pending.pop(name)
+        self.replies_since = Counter({other: self.replies_since[other] + 1 for other in overdue - {name}})
+        for other in sorted(self.replies_since):
+            if self.replies_since[other] > n_sites:
+                self.excuse(other, self._lost_error(other))
         return nonce
 
-    def nothing_came(self, index: int) -> None:
+    def expire(self, index: int) -> None:
         """No site has answered: those that are overdue are lost."""
         overdue = self.overdue()
         for name in sorted(overdue):
-            self.excused(name, self._lost(name))
-        self._require_others(index, overdue)
+            self.excuse(name, self._lost_error(name))
+        self._require_active(index, overdue)
 
-    def rest(self, name: str, error: PartsongError, index: int, seconds: float) -> None:
+    def postpone(self, name: str, error: PartsongError, index: int, seconds: float) -> None:
         """A site is sent nothing for so many seconds, if others go on."""
-        self.resting[name], self.faults[name] = time.monotonic() + seconds, error
-        self._require_others(index)
+        self.paused[name], self.faults[name] = time.monotonic() + seconds, error
+        self._require_active(index)
 
-    def excused(self, name: str, error: PartsongError) -> PartsongError:
+    def excuse(self, name: str, error: PartsongError) -> PartsongError:
         """The error, where its site may miss this; raised where errors are strict."""
         if self.is_strict:
-            ways = list(getattr(error, "__notes__", ())) or [USUAL]
+            ways = list(getattr(error, "__notes__", ())) or [RESUME]
             error.__notes__ = [f"(site {name!r})", *ways]
             raise error
         return error
 
     def missing(self) -> dict[str, str]:
         """Sites that are not there at the moment, and why."""
-        lost = {name: self._lost(name) for name in self.overdue()}
+        lost = {name: self._lost_error(name) for name in self.overdue()}
         return {name: str(why) for name, why in {**lost, **self.faults}.items()}
 
     def overdue(self) -> frozenset[str]:
         """Sites that were asked too long ago."""
         until = time.monotonic() - self.timeout
-        return frozenset(name for name, (_, since) in self.out.items() if since <= until)
+        return frozenset(name for name, (_, since) in self.pending.items() if since <= until)
 
-    def longest_wait(self, until: float | None, overdue: frozenset[str]) -> float:
+    def max_wait(self, until: float | None, overdue: frozenset[str]) -> float:
         """Seconds until something has to be done even if no site answers."""
         if overdue and self.is_strict:
             return 0.0
-        now, dues = time.monotonic(), [due for due in self.resting.values() if due < math.inf]
+        now, dues = time.monotonic(), [due for due in self.paused.values() if due < math.inf]
         dues += [] if until is None else [until]
-        dues += [since + self.timeout for name, (_, since) in self.out.items() if name not in overdue]
+        dues += [since + self.timeout for name, (_, since) in self.pending.items() if name not in overdue]
         return max(0.0, min(dues, default=now) - now)
 
-    def _require_others(self, index: int, overdue: frozenset[str] = frozenset()) -> None:
+    def _require_active(self, index: int, overdue: frozenset[str] = frozenset()) -> None:
         """Raise where no request is out but those that are overdue."""
-        if self.out.keys() <= overdue:
-            faults = {**{name: self._lost(name) for name in overdue}, **self.faults}
+        if self.pending.keys() <= overdue:
+            faults = {**{name: self._lost_error(name) for name in overdue}, **self.faults}
             error = nobody_left({name: faults[name] for name in sorted(faults)}, index)
-            error.add_note(USUAL)
+            error.add_note(RESUME)
             raise error
 
-    def _lost(self, name: str) -> SiteLost:
-        return not_heard(name, self.out[name][0], "nothing came in time")
+    def _lost_error(self, name: str) -> SiteLost:
+        return no_reply_error(name, self.pending[name][0], "nothing came in time")

@@ -24,7 +24,7 @@ def negotiate(
     if not names:
         raise ParameterError("A federation needs at least one site; the transport knows none.")
     proposal = {"experiment": dict(experiment), "parties": list(names)}
-    hello = _with_one_key(client, name, proposal, _hello(client, name, proposal, names))
+    hello = _require_shared_key(client, name, proposal, _hello(client, name, proposal, names))
     hello.require_some("hello", 0)
     offers = {site: message["columns"] for site, message in hello.inbox.items()}
     columns = agreed(offers, _rule(experiment), leaves_out=client.on_party_error == "skip")
@@ -65,7 +65,7 @@ def start_sites(
         keep(run)
     lacking = {name: refusal.counts for name, refusal in asked.refusals.items() if refusal.code == "columns"}
     for name, counts in lacking.items():
-        if counts.get("missing") and name not in client.informed and tell_names(client, run, name):
+        if counts.get("missing") and name not in client.informed and send_column_names(client, run, name):
             client.informed.add(name)
     if lacking and client.on_party_error == "raise":
         shown = "; ".join(
@@ -91,7 +91,7 @@ def start_request(run: RunState) -> tuple[Nonce, Message, dict[str, Any]]:
     return Nonce(run.run, kind=Kind.START), Message({"columns": run.columns}), note
 
 
-def tell_names(client: SiteClient, run: RunState, lacking: str) -> bool:
+def send_column_names(client: SiteClient, run: RunState, lacking: str) -> bool:
     """Have a site that was started, and so holds the agreed columns, send another the names of those that it lacks.
 
     Returns whether one has. Without a roster all decline.
@@ -118,7 +118,7 @@ def _rule(experiment: Mapping[str, Any]) -> str:
 
 def _hello(client: SiteClient, run: str, proposal: Mapping[str, Any], names: tuple[str, ...]) -> Responses:
     """Ask sites whether they would take part in what is proposed, and which columns they hold."""
-    return client.ask(names, Nonce(run, kind=Kind.HELLO), note=proposal).checked(_require_columns)
+    return client.ask(names, Nonce(run, kind=Kind.HELLO), note=proposal).check_messages(_require_columns)
 
 
 def _require_columns(name: str, offer: Message) -> None:
@@ -134,7 +134,7 @@ def _require_columns(name: str, offer: Message) -> None:
         )
 
 
-def _with_one_key(client: SiteClient, run: str, proposal: Mapping[str, Any], hello: Responses) -> Responses:
+def _require_shared_key(client: SiteClient, run: str, proposal: Mapping[str, Any], hello: Responses) -> Responses:
     """The same responses, after sites whose shared key is not that of most were sent its mark, and have refused."""
     marks = {name: str(note.get("shared_key", "")) for name, note in hello.notes.items()}
     strangers, usual = strangers_in(marks)

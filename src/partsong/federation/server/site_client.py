@@ -12,11 +12,11 @@ import msgspec
 from partsong.core.interfaces import Message
 from partsong.engines.rounds import nobody_left
 from partsong.errors import FormatError, PartsongError, PartyError, SiteLost, UploadError
-from partsong.federation.server.state import ReleaseCounters, Unheard
+from partsong.federation.server.state import ReleaseCounters, UnreceivedWork
 from partsong.federation.site.state import Attempt
 from partsong.federation.toml_files import Count
-from partsong.federation.transports.base import Lost, Transport
-from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_of, way_on
+from partsong.federation.transports.base import NoReply, Transport
+from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_from_refusal, recovery_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Responses:
     faults: dict[str, PartsongError] = field(default_factory=dict)
 
     @property
-    def unheard(self) -> Unheard:
+    def unreceived(self) -> UnreceivedWork:
         """Works of earlier rounds that count at their sites, although the server did not receive them."""
         found: dict[str, list[Attempt]] = {}
         for name in self.inbox:
@@ -49,7 +49,7 @@ class Responses:
         if faults and self.on_party_error == "raise":
             name, error = next(iter(faults.items()))
             error.add_note(f"(site {name!r}, {stage}, round {index})")
-            error.add_note(way_on(self.refusals.get(name)))
+            error.add_note(recovery_advice(self.refusals.get(name)))
             raise error
 
     def require_some(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
@@ -58,7 +58,7 @@ class Responses:
         if not self.inbox:
             raise nobody_left(self.faults, index)
 
-    def checked(self, check: Callable[[str, Message], None]) -> Responses:
+    def check_messages(self, check: Callable[[str, Message], None]) -> Responses:
         """The same, with an error in place of each message that does not pass."""
         faults, inbox = dict(self.faults), dict[str, Message]()
         for name, message in self.inbox.items():
@@ -100,35 +100,35 @@ class SiteClient:
         """
         common, own = note or {}, notes or {}
         requests = {
-            name: self.request(name, nonce, body, {**common, **own.get(name, {})}).written() for name in sorted(names)
+            name: self.request(name, nonce, body, {**common, **own.get(name, {})}).to_bytes() for name in sorted(names)
         }
         replies = self.transport.ask(requests, self.timeout if timeout is None else timeout) if requests else {}
         responses, before = Responses(self.on_party_error), dict(self.seen)
         for name in requests:
             try:
-                read = self.read(name, nonce, replies.get(name, Lost("nothing was heard in time")))
+                read = self.read(name, nonce, replies.get(name, NoReply("nothing was heard in time")))
             except PartyError as error:
                 responses.faults[name] = error
                 continue
             if isinstance(read.answer, Refusal):
                 responses.refusals[name] = read.answer
-                responses.faults[name] = error_of(name, read.answer, nonce.round)
+                responses.faults[name] = error_from_refusal(name, read.answer, nonce.round)
             else:
                 responses.inbox[name], responses.notes[name] = read.answer, read.note
         if self.seen != before:
-            self.counters.keep(self.seen)
+            self.counters.update(self.seen)
         return responses
 
     def request(self, name: str, nonce: Nonce, body: Message, note: Mapping[str, Any]) -> Request:
         """A request to a site, with the largest serial number that it has sent."""
         return Request(name, nonce, body, note, self.seen.get(name, 0))
 
-    def read(self, name: str, nonce: Nonce, reply: bytes | Lost) -> Reply:
+    def read(self, name: str, nonce: Nonce, reply: bytes | NoReply) -> Reply:
         """The reply to a request; SiteLost where there is none, UploadError where it cannot be used."""
-        if isinstance(reply, Lost):
-            raise not_heard(name, nonce, reply.why)
+        if isinstance(reply, NoReply):
+            raise no_reply_error(name, nonce, reply.reason)
         try:
-            read = Reply.read(reply)
+            read = Reply.from_bytes(reply)
         except FormatError as error:
             raise UploadError(f"Site {name!r} sent what cannot be read in round {nonce.round}: {error}") from error
         if read.party != name or (read.nonce != nonce and not isinstance(read.answer, Refusal)):
@@ -140,6 +140,6 @@ class SiteClient:
         return read
 
 
-def not_heard(name: str, nonce: Nonce, why: str) -> SiteLost:
+def no_reply_error(name: str, nonce: Nonce, why: str) -> SiteLost:
     """The error of a site from which no reply has come that can be used."""
     return SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {why}.")

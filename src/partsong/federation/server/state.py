@@ -36,7 +36,7 @@ from partsong.federation.wire import find_state, load_state, save_state
 from partsong.io.write import write_text
 from partsong.privacy.accounting import Accounts
 
-Unheard = Mapping[str, Sequence[Attempt]]
+UnreceivedWork = Mapping[str, Sequence[Attempt]]
 """Works of earlier rounds that count at their site, although the server did not receive them."""
 
 
@@ -85,7 +85,7 @@ class RunState:
         """Who missed which round, for a Schedule that repeats this run in one process."""
         return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
 
-    def silent(self) -> dict[int, dict[str, int]]:
+    def dropouts(self) -> dict[int, dict[str, int]]:
         """Who dropped out in which round and phase, for the same Schedule."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
 
@@ -93,14 +93,14 @@ class RunState:
         """For each site, which of its works is in the history of the model."""
         return {name: {"counted": list(self.counted[name]) if name in self.counted else None} for name in names}
 
-    def without_starts(self, lost: Collection[str]) -> Self:
+    def after_lost_files(self, lost: Collection[str]) -> Self:
         """The run after sites have lost their files: they are started again before the next round."""
         counted = {name: at for name, at in self.counted.items() if name not in lost}
         return replace(
             self, started=self.started.difference(lost), counted=counted, restarted=self.restarted.union(lost)
         )
 
-    def amended(self, unheard: Unheard) -> RunState:
+    def with_unreceived_work(self, unheard: UnreceivedWork) -> RunState:
         """The run with these works: their sites dropped out of those rounds, and did not miss them."""
         absences = dict(self.absences)
         for name, index in ((name, at[0]) for name, attempts in unheard.items() for at in attempts):
@@ -129,25 +129,25 @@ class Journal:
         make_folder(self.folder)
         save_state(self.path, run)
 
-    def clear(self) -> None:
+    def clear_exchanges(self) -> None:
         """Remove the exchanges of a round that is over."""
         for path in self.folder.iterdir():
             if re.fullmatch(r"attempt|phase-\d+", path.name):
                 remove_file(path)
 
-    def attempt(self, index: int) -> RoundAttempt | None:
+    def load_attempt(self, index: int) -> RoundAttempt | None:
         """The attempt that is under way in a round."""
         if (found := find_state(self.folder / "attempt", tuple)) is None:
             return None
         at, number, asked, first, refused = found
         return RoundAttempt(at, number, asked, first, _from_texts(refused)) if at == index else None
 
-    def open(self, attempt: RoundAttempt) -> None:
+    def save_attempt(self, attempt: RoundAttempt) -> None:
         """Write an attempt, before anybody is asked."""
         one = (attempt.index, attempt.attempt, attempt.asked, attempt.first, _to_texts(attempt.refused))
         save_state(self.folder / "attempt", one)
 
-    def answers(self, attempt: RoundAttempt, phase: int) -> tuple[Answers, Unheard] | None:
+    def load_answers(self, attempt: RoundAttempt, phase: int) -> tuple[Answers, UnreceivedWork] | None:
         """What was accepted in a phase of this attempt; None where nothing was yet."""
         if (found := find_state(self.folder / f"phase-{phase}", tuple)) is None:
             return None
@@ -155,7 +155,7 @@ class Journal:
         is_this = (index, number) == (attempt.index, attempt.attempt)
         return (Answers(messages, _from_texts(faults)), unheard) if is_this else None
 
-    def decide(self, attempt: RoundAttempt, phase: int, answers: Answers, unheard: Unheard) -> None:
+    def save_answers(self, attempt: RoundAttempt, phase: int, answers: Answers, unheard: UnreceivedWork) -> None:
         """Write what was accepted in a phase, before anybody is asked for the next one."""
         one = (attempt.index, attempt.attempt, dict(answers.messages), _to_texts(answers.faults), dict(unheard))
         save_state(self.folder / f"phase-{phase}", one)
@@ -169,7 +169,7 @@ def _from_texts(texts: Mapping[str, Sequence[str]]) -> dict[str, PartsongError]:
     return {name: from_text(*text) for name, text in texts.items()}
 
 
-MODEL = re.compile(r"model-(\d+)")
+MODEL_FILE = re.compile(r"model-(\d+)")
 
 
 @state("federation.arrivals")
@@ -201,13 +201,13 @@ class AsyncRunState(RunState):
         """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
         return RecordedOrder(order=self.order)
 
-    def without_starts(self, lost: Collection[str]) -> AsyncRunState:
+    def after_lost_files(self, lost: Collection[str]) -> AsyncRunState:
         """The run after sites have lost their files: each is started again, with a new piece of work.
 
         One process cannot repeat such a run from its order.
         """
         new = {name: WorkItem(self.model, self.index, self.pieces[name].number + 1) for name in lost}
-        return replace(RunState.without_starts(self, lost), pieces={**self.pieces, **new})
+        return replace(RunState.after_lost_files(self, lost), pieces={**self.pieces, **new})
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class ArrivalsJournal:
         pieces = {name: replace(piece, model=Message({})) for name, piece in run.pieces.items()}
         save_state(self.path, (replace(run, order=(), pieces=pieces), order))
         for path in self.folder.iterdir():
-            found = MODEL.fullmatch(path.name)
+            found = MODEL_FILE.fullmatch(path.name)
             if found is not None and int(found[1]) not in kept:
                 remove_file(path)
 
@@ -257,18 +257,18 @@ class ReleaseCounters:
 
     path: Path | None = None
 
-    def known(self, names: Iterable[str]) -> dict[str, int]:
+    def load(self, names: Iterable[str]) -> dict[str, int]:
         """The numbers of these sites, as far as they were heard before."""
         kept = self._read()
         return {name: kept[name] for name in names if name in kept}
 
-    def keep(self, seen: Mapping[str, int]) -> None:
+    def update(self, seen: Mapping[str, int]) -> None:
         """Add what was seen; on the disk when this returns. Concurrent runs take turns."""
         if self.path is None:
             return
         with locked(self.path.with_name(f"{self.path.name}.lock"), waits=True):
             kept = self._read()
-            after = larger(kept, seen)
+            after = larger_counts(kept, seen)
             if after != kept:
                 write_text(self.path, json.dumps(after, sort_keys=True) + "\n", private=True)
 
@@ -284,6 +284,6 @@ class ReleaseCounters:
             ) from error
 
 
-def larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+def larger_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     """The larger number of each name."""
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}

@@ -40,11 +40,11 @@ from partsong.federation.setup.credentials import (
     read_file,
     require_address,
 )
-from partsong.federation.signing import COORDINATOR, Signed, Verify, public_key, signer, verifier
+from partsong.federation.signing import COORDINATOR, SignedTransport, Verify, public_key, signer, verifier
 from partsong.federation.toml_files import load_toml, save_toml
 from partsong.federation.transports.base import Transport, require_name
-from partsong.federation.transports.files import Folders
-from partsong.federation.wire import RUN
+from partsong.federation.transports.files import FolderTransport
+from partsong.federation.wire import RUN_NAME
 from partsong.io.write import write_bytes, write_text
 
 CONTROL_BYTES = 32
@@ -181,11 +181,11 @@ class ServerFolder:
         """What sites know the coordinator's signatures by."""
         return public_key(self._secret(), COORDINATOR)
 
-    def signed(self, transport: Transport) -> Signed:
+    def signed(self, transport: Transport) -> SignedTransport:
         """The same transport, with requests that are signed here, and replies by the keys of the roster."""
-        return Signed(transport, signer(self._secret(), COORDINATOR), self._known())
+        return SignedTransport(transport, signer(self._secret(), COORDINATOR), self._known())
 
-    def over_files(self, exchange_folder: Path, run: str) -> Folders:
+    def over_files(self, exchange_folder: Path, run: str) -> FolderTransport:
         """The same, for a run, over a folder in which requests are dropped and replies are picked up. Other runs that
         are being worked on may use that folder at the same time.
         """
@@ -193,7 +193,9 @@ class ServerFolder:
         def others() -> list[str]:
             return [name for name in self.runs() if name != run and is_held(self.run(name).lock)]
 
-        return Folders(exchange_folder, signer(self._secret(), COORDINATOR), self._known(), run=run, others=others)
+        return FolderTransport(
+            exchange_folder, signer(self._secret(), COORDINATOR), self._known(), run=run, other_runs=others
+        )
 
     def _known(self) -> dict[str, Verify]:
         return {name: verifier(key) for name, key in self.roster().keys.items()}
@@ -265,7 +267,7 @@ class ServerFolder:
 
     def run(self, name: str) -> RunPlace:
         """The folder of a run, whether it is there or not; nothing but a name can be one."""
-        if not RUN.fullmatch(name):
+        if not RUN_NAME.fullmatch(name):
             raise ParameterError(
                 f"A run cannot be called {name[:64]!r}. Use letters, digits, dots and dashes, at most 64. A run is "
                 "called after its file, without its ending, unless you name it with --name."

@@ -44,7 +44,7 @@ from partsong.federation.setup.credentials import (
     same_fingerprint,
 )
 from partsong.federation.signing import SignedSite, public_key, signer, verifier
-from partsong.federation.site.plan import Data
+from partsong.federation.site.plan import SiteData
 from partsong.federation.site.service import Site
 from partsong.federation.texts import Texts
 from partsong.federation.toml_files import format_toml, load_toml, save_toml
@@ -329,7 +329,7 @@ class SiteFolder:
             return site.answer(request)
 
         def refuse(code: str, reason: str) -> bytes:
-            return Site(self.site, self.path / "state", Data((), ())).refuse(code, reason)
+            return Site(self.site, self.path / "state", SiteData((), ())).refuse(code, reason)
 
         return SignedSite(self.site, answer, refuse, signer(self.secret(), self.site), verifier(self.coordinator))
 
@@ -354,7 +354,7 @@ class SiteFolder:
         else:
             table = table_at(self.data, self.reading)
             names = table.feature_names or tuple(f"column {number}" for number in range(table.X.shape[1]))
-            data = Data(table.X, names, secret)
+            data = SiteData(table.X, names, secret)
         own = (self.site, self.path / "state", data, self.policy(), dict(self._pinned().keys), key)
         return Site(*own, results=self.path / "results", texts=texts)
 

@@ -26,24 +26,24 @@ from typing import TYPE_CHECKING, Any
 from partsong import methods
 from partsong.federation.exposure_limit import ExposureLimit
 from partsong.federation.policy import Policy
-from partsong.federation.site.state import require_same
-from partsong.federation.wire import Denied
+from partsong.federation.site.state import require_same_data
+from partsong.federation.wire import RequestRefused
 from partsong.secure_aggregation.client import Seat
 from partsong.secure_aggregation.messages import Roster
 
 if TYPE_CHECKING:
     from partsong.federation.ledger import SiteLedger
-    from partsong.federation.site.plan import Data, Plan
-    from partsong.federation.site.state import Started
+    from partsong.federation.site.plan import Plan, SiteData
+    from partsong.federation.site.state import StartState
 
 
 @dataclass(frozen=True, slots=True)
-class Consent:
+class PolicyChecker:
     """A site's policy with what it is about: the site's data, its books and its pinned roster."""
 
     name: str
     policy: Policy
-    data: Data
+    data: SiteData
     ledger: SiteLedger
     roster: Roster | None
 
@@ -54,9 +54,9 @@ class Consent:
         self._require_request(plan, None)
         if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
             pinned = "" if self.roster is None else f" In the pinned roster are {', '.join(sorted(self.roster))}."
-            raise Denied("roster", f"The parties would be {', '.join(parties)}.{pinned}")
+            raise RequestRefused("roster", f"The parties would be {', '.join(parties)}.{pinned}")
 
-    def require_begun(self, plan: Plan, started: Started, in_sum: int | None = None) -> None:
+    def require_still_allowed(self, plan: Plan, started: StartState, in_sum: int | None = None) -> None:
         """Refuse what is not allowed any more in a run that has begun; its parties have to be the same.
 
         `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round. A run
@@ -72,20 +72,20 @@ class Consent:
         changes = [f"not in the pinned roster: {', '.join(gone)}"] if gone else []
         changes += [f"with another key there: {', '.join(other)}"] if other else []
         if changes:
-            raise Denied("roster", f"Of the parties with which this run began here are {'; '.join(changes)}.")
+            raise RequestRefused("roster", f"Of the parties with which this run began here are {'; '.join(changes)}.")
 
     def require_budget(self, plan: Plan, run: str) -> None:
         """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is checked by
         itself, and the budget must cover what the books have.
         """
-        self._require_within(plan, 0 if self.ledger.charges_of(run) else plan.exchanges)
+        self._require_within_budget(plan, 0 if self.ledger.charges(run) else plan.exchanges)
 
-    def require_booked(self, plan: Plan) -> None:
+    def require_recorded(self, plan: Plan) -> None:
         """Refuse where the budget does not cover what the books have, or is about another promise than the plan's."""
-        self._require_within(plan, 0)
+        self._require_within_budget(plan, 0)
 
     @property
-    def exposure(self) -> ExposureLimit:
+    def exposure_limit(self) -> ExposureLimit:
         """How many combinations of its rows may leave without noise."""
         return ExposureLimit(self.policy, self.data, self.ledger)
 
@@ -96,25 +96,25 @@ class Consent:
         """
         most = plan.exchanges
         if methods.method(plan.request.recipe).traits.asynchronous:
-            most = min(plan.bounds.lines, self.policy.maximum_rounds)
+            most = min(plan.limits.per_run, self.policy.maximum_rounds)
         if number >= most:
-            raise Denied("rounds", f"Exchange {number} is beyond the {most} allowed.")
+            raise RequestRefused("rounds", f"Exchange {number} is beyond the {most} allowed.")
 
-    def require_columns(self, started: Started) -> None:
+    def require_columns(self, started: StartState) -> None:
         """The agreed columns are here and may leave, and the rows are those that the run began with."""
         columns = started.columns
         self.data.order(columns)
         kept = sorted(set(columns) - set(self.policy.leaving(columns)))
         if kept:
             counts = {"missing": len(kept), "extra": 0}
-            raise Denied("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
-        require_same(self.data, started)
+            raise RequestRefused("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
+        require_same_data(self.data, started)
 
-    def require_in_sum(self, seat: Any, parties: Collection[str]) -> None:
+    def require_sum_size(self, seat: Any, parties: Collection[str]) -> None:
         """Refuse a sum that has fewer parties, by what was heard of it, than the policy asks for."""
-        known = known_in_sum(seat)
+        known = parties_in_sum(seat)
         if known and len(known) < self.policy.minimum_parties:
-            raise Denied(
+            raise RequestRefused(
                 "parties",
                 f"Only {len(known)} parties would be in the sum, and site.toml asks for {self.policy.minimum_parties}; "
                 f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
@@ -125,24 +125,24 @@ class Consent:
         self.policy.require(request, self.data.n_rows)
         self.policy.require_mask_bound(plan.mask_bound)
 
-    def _require_within(self, plan: Plan, more: int) -> None:
+    def _require_within_budget(self, plan: Plan, more: int) -> None:
         if self.policy.privacy is not None:
-            self.ledger.require_within(self.policy.privacy, plan.release, more)
+            self.ledger.require_budget(self.policy.privacy, plan.release, more)
 
 
-def keys_among(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:
+def party_keys(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:
     """The public keys of a run's parties in hexadecimal digits, as a start keeps them; none without a roster."""
     return {} if roster is None else {name: roster[name].hex() for name in sorted(parties)}
 
 
-def roster_among(roster: Roster | None, started: Started | None) -> Roster | None:
+def restrict_roster(roster: Roster | None, started: StartState | None) -> Roster | None:
     """The roster less those who are not of a run that has begun."""
     if roster is None or started is None:
         return roster
     return {name: key for name, key in roster.items() if name in started.layout.parties}
 
 
-def known_in_sum(seat: Any) -> Collection[str]:
+def parties_in_sum(seat: Any) -> Collection[str]:
     """The parties that can be in a masked sum, by what this party knows of it: the survivors, those with which it
     masked, whose keys were passed on, or that were asked. Empty for a sum in the open, of which it sees only the
     request.

@@ -12,9 +12,9 @@ from partsong.core.interfaces import Layout, Matrix, Program, Reduction
 from partsong.data.conversion import as_matrix
 from partsong.errors import FormatError
 from partsong.federation.experiment import Experiment, RunRequest
-from partsong.federation.ledger import Bounds
-from partsong.federation.site.state import Attempt, without_rare
-from partsong.federation.wire import Denied
+from partsong.federation.ledger import AttemptLimits
+from partsong.federation.site.state import Attempt, zero_rare_columns
+from partsong.federation.wire import RequestRefused
 from partsong.privacy.exposure import directions_after
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class SiteData:
     """Rows (dense or sparse) with named columns, and the secret behind this party's random streams and signatures."""
 
     rows: Any = field(repr=False)
@@ -45,7 +45,7 @@ class Data:
         """Whether names of columns are kept out of the site's own log as well."""
         return False
 
-    def run_of(self, name: str) -> str:
+    def main_run(self, name: str) -> str:
         """The run that counts, of the name under which something is asked for."""
         return name
 
@@ -56,7 +56,7 @@ class Data:
         if missing:
             named = f"{len(missing)} of them" if self.hides_names else ", ".join(missing)
             told = f"Columns were agreed on that are no longer here: {named}."
-            raise Denied("columns", told, {"missing": len(missing), "extra": 0})
+            raise RequestRefused("columns", told, {"missing": len(missing), "extra": 0})
         return tuple(places[name] for name in columns)
 
     def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
@@ -66,7 +66,7 @@ class Data:
         whole = tuple(range(len(self.columns)))
         order = whole if order is None else order
         if least:
-            return as_matrix(without_rare(self.rows, order, least))
+            return as_matrix(zero_rare_columns(self.rows, order, least))
         return as_matrix(self.rows if order == whole else self.rows[:, list(order)])
 
 
@@ -82,7 +82,7 @@ class Plan:
     exchanges: int
     rounds: int = 0
     fraction: float = 1.0
-    resized: Callable[[int, int], Plan] | None = None
+    resize: Callable[[int, int], Plan] | None = None
 
     @property
     def source(self) -> Any:
@@ -105,17 +105,17 @@ class Plan:
         return self.reduction.bound if isinstance(self.reduction, SecureSum) else None
 
     @property
-    def bounds(self) -> Bounds:
+    def limits(self) -> AttemptLimits:
         """Attempts that a round, and a run, can need: each one more has at least one party less, and while somebody is
         away, every round with a set-up has two.
         """
-        return Bounds(self.request.parties + 1, 2 * self.exchanges + self.request.parties + 1)
+        return AttemptLimits(self.request.parties + 1, 2 * self.exchanges + self.request.parties + 1)
 
 
-Build = Callable[[Mapping[str, Any], int, Roster | None], Plan]
+PlanBuilder = Callable[[Mapping[str, Any], int, Roster | None], Plan]
 
 
-def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
+def build_plan(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
     """The program and reduction of an experiment's plain values, with the site's own roster."""
     experiment = Experiment.from_table(told)
     program = experiment.program(n_parties)
@@ -123,37 +123,37 @@ def plan_of(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> P
     reduction, request = experiment.reduction(n_parties, roster), experiment.request(n_parties)
 
     def resized(rounds: int, rank: int) -> Plan:
-        return plan_of({**told, "rounds": rounds, "rank": rank}, n_parties, roster)
+        return build_plan({**told, "rounds": rounds, "rank": rank}, n_parties, roster)
 
     return Plan(program, reduction, request, exchanges, experiment.rounds, experiment.fraction, resized)
 
 
-def layout_in(note: Mapping[str, Any]) -> Layout:
+def parse_layout(note: Mapping[str, Any]) -> Layout:
     """The layout that the start of a run names."""
-    layout = _typed(note.get("layout"), Layout, "layout")
-    names_in(layout.parties)
+    layout = _convert(note.get("layout"), Layout, "layout")
+    parse_parties(layout.parties)
     return layout
 
 
-def experiment_in(note: Mapping[str, Any]) -> Mapping[str, Any]:
+def parse_experiment(note: Mapping[str, Any]) -> Mapping[str, Any]:
     """The plain values of an experiment, which are looked at when a plan is made of them."""
-    return _typed(note.get("experiment"), dict[str, Any], "experiment")
+    return _convert(note.get("experiment"), dict[str, Any], "experiment")
 
 
-def names_in(value: Any) -> tuple[str, ...]:
+def parse_parties(value: Any) -> tuple[str, ...]:
     """A list of parties, each named once."""
-    names = _typed(value, tuple[str, ...], "list of parties")
+    names = _convert(value, tuple[str, ...], "list of parties")
     if len(set(names)) < len(names):
         raise FormatError(f"The request names a party twice: {', '.join(names)}.")
     return names
 
 
-def attempt_in(value: Any) -> Attempt | None:
+def parse_attempt(value: Any) -> Attempt | None:
     """The last attempt that counted."""
-    return None if value is None else _typed(value, tuple[int, int], "last attempt that counted")
+    return None if value is None else _convert(value, tuple[int, int], "last attempt that counted")
 
 
-def _typed(value: Any, kind: type[T], what: str) -> T:
+def _convert(value: Any, kind: type[T], what: str) -> T:
     """A value of a note that has this type; FormatError where it has not."""
     try:
         return msgspec.convert(value, kind)

@@ -24,7 +24,7 @@ from partsong.core.interfaces import Matrix, Message, Program, RowSolver
 from partsong.errors import DivergenceError
 from partsong.federation.experiment import ONLY_TEXTS
 from partsong.federation.site.state import make_folder
-from partsong.federation.wire import Denied
+from partsong.federation.wire import RequestRefused
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.io.topic_file import TopicFile, save_topics
 from partsong.io.write import atomic_write, write_text
@@ -33,9 +33,9 @@ from partsong.topics.persistence import solver_to_dict
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import COUNTS, TextVectorizer
 
-TOPICS = "topics.safetensors"
+TOPICS_FILE = "topics.safetensors"
 
-UNKNOWN = Words("none")
+UNKNOWN_TOKENIZER = Words("none")
 """How texts are split where the words of counts were found elsewhere: runs of letters in lower case, no stop words."""
 
 
@@ -51,7 +51,7 @@ def save_topic_result(
     which it was written. Nothing of the rows is in it; sizes and coherence of topics are not known.
 
     `weighing`: what a text is to these topics. None, where sites held counts: how often it has the words by which
-    columns are named; one whose name is no word of `UNKNOWN` stays zero.
+    columns are named; one whose name is no word of `UNKNOWN_TOKENIZER` stays zero.
     """
     frequencies = None
     if weighing is not None and weighing.documents is not None:
@@ -62,7 +62,7 @@ def save_topic_result(
         components=H,
         words=words,
         key="",
-        options=(UNKNOWN if weighing is None else weighing.words).to_json(),
+        options=(UNKNOWN_TOKENIZER if weighing is None else weighing.words).to_json(),
         frequencies=frequencies,
         n_documents=0 if weighing is None else weighing.n_documents,
         shares=None,
@@ -76,8 +76,8 @@ def save_topic_result(
     path.chmod(0o600)
 
 
-MODEL, WEIGHTS, RESULT = "model.safetensors", "weights.npy", "result.json"
-LARGEST = {"float64": 1e140, "float32": 1e15}
+MODEL_FILE, WEIGHTS_FILE, RESULT_FILE = "model.safetensors", "weights.npy", "result.json"
+MAX_ENTRY = {"float64": 1e140, "float32": 1e15}
 """Beyond which data are refused as well: sums of squares leave the range of the type."""
 NO_WEIGHTS = (
     "With this model the weights of the rows here are no finite numbers: weights.npy was not written, and there is no "
@@ -86,7 +86,7 @@ NO_WEIGHTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ResultWriter:
     """A run at a site as it ends: the agreed columns of its rows, by name, and what was run.
 
     `weighing`: what a text is to the model, where the rows were made of texts.
@@ -100,22 +100,22 @@ class Ending:
     columns: tuple[str, ...] = field(repr=False)
     weighing: TextVectorizer | None = field(repr=False, default=None)
 
-    def keep(self, folder: Path, last: Message) -> str:
+    def save(self, folder: Path, last: Message) -> str:
         """Write the result of the run into a folder of its own; a word for the site's log where W is not in it.
 
         Whether W can be had depends on rows, so that it is no reason to refuse a model: that would tell of them.
         """
-        H = components_in(last, (self.program.rank, len(self.columns)))
+        H = final_components(last, (self.program.rank, len(self.columns)))
         Ht = self.matrix.native(np.ascontiguousarray(H.T))
         W = self._weights(Ht)
         make_folder(folder)
         self._save_models(folder, H)
         if W is not None:
-            with atomic_write(folder / WEIGHTS, private=True) as draft, draft.open("wb") as file:
+            with atomic_write(folder / WEIGHTS_FILE, private=True) as draft, draft.open("wb") as file:
                 np.save(file, np.asarray(W), allow_pickle=False)
         rows, fit = int(self.matrix.shape[0]), {"relative_error": None} if W is None else self._fit(W, Ht)
         result = {"run": self.run, "rows": rows, "components": len(H), **fit}
-        write_text(folder / RESULT, json.dumps(result) + "\n", private=True)
+        write_text(folder / RESULT_FILE, json.dumps(result) + "\n", private=True)
         return "" if W is not None else NO_WEIGHTS
 
     def _weights(self, Ht: Any) -> Any:
@@ -132,12 +132,12 @@ class Ending:
         told = {name: value for name, value in told.items() if value not in (None, {})}
         solver = self.program.solver
         if self.weighing is not None or self.experiment.get("method") in ONLY_TEXTS:
-            for place in (TOPICS, MODEL) if is_mixture(solver) else (TOPICS,):
+            for place in (TOPICS_FILE, MODEL_FILE) if is_mixture(solver) else (TOPICS_FILE,):
                 save_topic_result(folder / place, H, self.columns, told, solver, self.weighing)
         if not is_mixture(solver):
             seed = int(self.experiment.get("seed", 0))
-            save_model(folder / MODEL, Model(H, self.columns, told, seed, None, None, now(), package_versions()))
-            (folder / MODEL).chmod(0o600)
+            save_model(folder / MODEL_FILE, Model(H, self.columns, told, seed, None, None, now(), package_versions()))
+            (folder / MODEL_FILE).chmod(0o600)
 
     def _fit(self, W: Any, Ht: Any) -> dict[str, float | None]:
         """‖X − W H‖ / ‖X‖, None where that is no number; nothing where weights are shares."""
@@ -150,12 +150,12 @@ class Ending:
         return {"relative_error": math.sqrt(max(0.0, distance) / norm) if norm > 0 else 0.0}
 
 
-def is_kept(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether the whole result of a run is there: what is written last."""
-    return (folder / RESULT).exists() and (folder / MODEL).exists()
+    return (folder / RESULT_FILE).exists() and (folder / MODEL_FILE).exists()
 
 
-def components_in(last: Message, shape: tuple[int, int]) -> Any:
+def final_components(last: Message, shape: tuple[int, int]) -> Any:
     """H in the message with which a run ends: the server's own, or else that of the last model.
 
     Refused where it is no factor, whatever the rows are: not k × m, not finite, negative, or so large that its squares
@@ -164,9 +164,11 @@ def components_in(last: Message, shape: tuple[int, int]) -> Any:
     found = last.arrays.get("components", last.arrays.get("H"))
     H = None if found is None else np.asarray(found)
     if H is None or H.shape != shape or H.dtype.kind != "f":
-        raise Denied("layout", f"The run has ended with a model that is not {shape[0]} × {shape[1]}.")
+        raise RequestRefused("layout", f"The run has ended with a model that is not {shape[0]} × {shape[1]}.")
     spoiled = [name for name, array in last.arrays.items() if not np.isfinite(np.asarray(array)).all()]
-    if spoiled or H.min(initial=0.0) < 0 or H.max(initial=0.0) > LARGEST.get(H.dtype.name, 0.0):
+    if spoiled or H.min(initial=0.0) < 0 or H.max(initial=0.0) > MAX_ENTRY.get(H.dtype.name, 0.0):
         told = ", ".join(spoiled) or "components"
-        raise Denied("model", f"The run would end with numbers that are not finite, negative or too large, in {told}.")
+        raise RequestRefused(
+            "model", f"The run would end with numbers that are not finite, negative or too large, in {told}."
+        )
     return np.ascontiguousarray(H)

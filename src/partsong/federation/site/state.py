@@ -30,20 +30,20 @@ from partsong.core.states import state
 from partsong.data.conversion import as_matrix
 from partsong.data.validation import require_factorizable
 from partsong.errors import FileError, PartsongError
-from partsong.federation.wire import Denied, find_state, load_state, save_state
+from partsong.federation.wire import RequestRefused, find_state, load_state, save_state
 from partsong.privacy.exposure import column_supports
 from partsong.topics.agreement.tables import PartyWords
 from partsong.topics.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from partsong.federation.site.plan import Data
+    from partsong.federation.site.plan import SiteData
 
 
 Attempt = tuple[int, int]
 """Round and attempt."""
-VOCABULARY = "vocabulary"
-WORK = re.compile(r"work-(\d+)-(\d+)()")
-SENT = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
+VOCABULARY_FILE = "vocabulary"
+WORK_FILE = re.compile(r"work-(\d+)-(\d+)()")
+REPLY_FILE = re.compile(r"sent-(\d+)-(\d+)-(\d+)")
 
 Stored = TypeVar("Stored")
 Found = TypeVar("Found")
@@ -51,7 +51,7 @@ Found = TypeVar("Found")
 
 @state("federation.site-start")
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartState:
     """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
     type they had, the first state, the mark by which the same rows are known again (`data_state`), the context of
     masks (`told_alike`), and the parties' public keys in hexadecimal digits (none where no roster was pinned, and in
@@ -72,7 +72,7 @@ class Started:
 
 @state("federation.site-tally")
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ProgressState:
     """The last work that counts here (None: none yet), what the reduction keeps between sums, and who was in the last
     one, where that is known. `agreed`: the last work that the server has counted; `alone`: those after it, whose masked
     uploads have left and were not heard in time: they count here, and the server is told. `over`: the digest of the
@@ -81,18 +81,18 @@ class Tally:
     """
 
     counted: Attempt | None
-    standing: State
-    company: tuple[str, ...] | None = None
-    agreed: Attempt | None = None
-    alone: tuple[Attempt, ...] = ()
-    over: str | None = None
-    closed: str | None = None
-    passed: int = -1
+    reduction_state: State
+    cohort: tuple[str, ...] | None = None
+    acknowledged: Attempt | None = None
+    unacknowledged: tuple[Attempt, ...] = ()
+    finish_digest: str | None = None
+    closed_code: str | None = None
+    last_released: int = -1
 
 
 @state("federation.site-work")
 @dataclass(frozen=True, slots=True)
-class Worked:
+class WorkState:
     """An attempt that was worked on: the digest of its request, the state after it, and the upload."""
 
     digest: str
@@ -102,20 +102,20 @@ class Worked:
 
 @state("federation.site-reply")
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ReplyState:
     """A phase that was answered: the digest of its request, the reduction's state after it, and the reply's bytes;
     `company`: who has to be in the sum, where it continues a round.
     """
 
     digest: str
-    seat: State
+    reduction_state: State
     reply: bytes
-    company: tuple[str, ...] | None = None
+    cohort: tuple[str, ...] | None = None
 
 
 @state("federation.site-vocabulary")
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class VocabularyState:
     """The words of an agreement, in how many documents of all sites each is; for which experiment, and over how many
     texts of this site.
     """
@@ -131,67 +131,67 @@ class RunFolder:
 
     path: Path
 
-    def started(self) -> Started | None:
+    def load_start(self) -> StartState | None:
         """What was agreed on, after the start."""
-        return self._load("start", Started)
+        return self._load("start", StartState)
 
-    def save_start(self, started: Started) -> None:
+    def save_start(self, started: StartState) -> None:
         """The tally comes first: a start without one would be none."""
         self._save("start", started)
 
-    def tally(self, source: Any) -> Tally:
+    def load_progress(self, source: Any) -> ProgressState:
         """Which work counts."""
-        return load_state(self.path / "tally", Tally, {"source": source})
+        return load_state(self.path / "tally", ProgressState, {"source": source})
 
-    def save_tally(self, tally: Tally, source: Any) -> None:
+    def save_progress(self, tally: ProgressState, source: Any) -> None:
         """From here on another work counts."""
         self._save("tally", tally, source)
 
-    def worked(self, at: Attempt) -> Worked | None:
+    def load_work(self, at: Attempt) -> WorkState | None:
         """The work of an attempt."""
-        return self._load(f"work-{at[0]}-{at[1]}", Worked)
+        return self._load(f"work-{at[0]}-{at[1]}", WorkState)
 
-    def save_work(self, at: Attempt, worked: Worked) -> None:
+    def save_work(self, at: Attempt, worked: WorkState) -> None:
         """Before anything of it is sent."""
         self._save(f"work-{at[0]}-{at[1]}", worked)
 
     def attempts(self) -> list[Attempt]:
         """All that were worked on and are still here, in order."""
-        return sorted(at for _, at, _ in self._matching(WORK))
+        return sorted(at for _, at, _ in self._matching(WORK_FILE))
 
-    def sent(self, at: Attempt, phase: int, source: Any) -> Sent | None:
+    def load_reply(self, at: Attempt, phase: int, source: Any) -> ReplyState | None:
         """The answer of a phase."""
-        return self._load(f"sent-{at[0]}-{at[1]}-{phase}", Sent, source)
+        return self._load(f"sent-{at[0]}-{at[1]}-{phase}", ReplyState, source)
 
-    def save_sent(self, at: Attempt, phase: int, sent: Sent, source: Any) -> None:
+    def save_reply(self, at: Attempt, phase: int, sent: ReplyState, source: Any) -> None:
         """Before it is sent."""
         self._save(f"sent-{at[0]}-{at[1]}-{phase}", sent, source)
 
     def phases(self, at: Attempt) -> list[int]:
         """The phases of an attempt that were answered, in order."""
-        return sorted(phase for _, one, phase in self._matching(SENT) if one == at)
+        return sorted(phase for _, one, phase in self._matching(REPLY_FILE) if one == at)
 
     def save_model(self, model: Message) -> None:
         """The model that the run has ended with."""
         self._save("model", model)
 
-    def agreed(self) -> Agreed | None:
+    def load_vocabulary(self) -> VocabularyState | None:
         """The words that were agreed on."""
-        return self._load(VOCABULARY, Agreed)
+        return self._load(VOCABULARY_FILE, VocabularyState)
 
-    def save_agreed(self, agreed: Agreed) -> None:
+    def save_vocabulary(self, agreed: VocabularyState) -> None:
         """For the run that it was agreed on for."""
-        self._save(VOCABULARY, agreed)
+        self._save(VOCABULARY_FILE, agreed)
 
-    def forget(self, keep: set[Attempt]) -> None:
+    def keep_only(self, keep: set[Attempt]) -> None:
         """Remove works and replies of other attempts than these."""
-        for path, at, _ in [*self._matching(WORK), *self._matching(SENT)]:
+        for path, at, _ in [*self._matching(WORK_FILE), *self._matching(REPLY_FILE)]:
             if at not in keep:
                 remove_file(path)
 
-    def forget_replies(self) -> None:
+    def remove_replies(self) -> None:
         """Remove all replies: the run is over."""
-        for path, _, _ in self._matching(SENT):
+        for path, _, _ in self._matching(REPLY_FILE):
             remove_file(path)
 
     def _load(self, name: str, kind: type[Stored], source: Any = None) -> Stored | None:
@@ -230,11 +230,11 @@ def make_folder(path: Path) -> None:
 # What is compared is a SHA-256 of the agreed columns, in their order: n_p × m numbers with their type, or of an
 # agreement its words with the number of documents that have each.
 
-BLOCK = 1 << 23
+BLOCK_BYTES = 1 << 23
 """Bytes that are looked at together."""
 
 
-class _Held:
+class _IdentityKey:
     """A table as a key of a cache: known by what it is and not by what is in it."""
 
     __slots__ = ("rows",)
@@ -243,44 +243,44 @@ class _Held:
         self.rows = rows
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.rows is other.rows
+        return isinstance(other, _IdentityKey) and self.rows is other.rows
 
     def __hash__(self) -> int:
         return id(self.rows)
 
 
-def _once_per_table(size: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+def _cache_per_table(size: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
     """Compute a function of a table, and of more, once in a process for a table that stays as it is."""
 
     def decorate(function: Callable[..., Found]) -> Callable[..., Found]:
         cached = lru_cache(maxsize=size)(lambda held, *more: function(held.rows, *more))
-        return wraps(function)(lambda rows, *more: cached(_Held(rows), *more))
+        return wraps(function)(lambda rows, *more: cached(_IdentityKey(rows), *more))
 
     return decorate
 
 
-def require_sound(data: Data) -> None:
+def require_valid_data(data: SiteData) -> None:
     """Refuse rows that `join` would refuse: negative, missing or infinite numbers, names that are none."""
-    if not data.hides_names and (found := _fault(data.rows, data.columns)):
-        raise Denied("data", found)
+    if not data.hides_names and (found := _find_fault(data.rows, data.columns)):
+        raise RequestRefused("data", found)
 
 
-@_once_per_table(2)
-def supports_of(rows: Any) -> np.ndarray:
+@_cache_per_table(2)
+def rows_per_column(rows: Any) -> np.ndarray:
     """How many rows have a value in each column."""
     return column_supports(rows)
 
 
-@_once_per_table(2)
-def energies_of(rows: Any) -> np.ndarray:
+@_cache_per_table(2)
+def column_energies(rows: Any) -> np.ndarray:
     """Σ x² of each column."""
     return np.asarray(as_matrix(rows).column_energies(), np.float64)
 
 
-@_once_per_table(1)
-def without_rare(rows: Any, order: tuple[int, ...], least: int) -> Any:
+@_cache_per_table(1)
+def zero_rare_columns(rows: Any, order: tuple[int, ...], least: int) -> Any:
     """These columns, in this order, with zeros in those that fewer than `least` rows use."""
-    rare = supports_of(rows)[list(order)] < least
+    rare = rows_per_column(rows)[list(order)] < least
     chosen = rows[:, list(order)]
     if hasattr(chosen, "tocsr"):
         kept = chosen.tocsr().copy()
@@ -292,22 +292,22 @@ def without_rare(rows: Any, order: tuple[int, ...], least: int) -> Any:
     return kept
 
 
-def require_same(data: Data, started: Started) -> None:
+def require_same_data(data: SiteData, started: StartState) -> None:
     """Refuse rows that are not those that a run has begun with."""
     order, (rows, type_) = data.order(started.columns), started.rows
     if (data.n_rows, data.type) != (rows, type_):
         found = f"{data.n_rows} of {data.type}"
-        raise Denied("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
-    if mark_of(data.rows, order) != started.mark:
-        raise Denied(
+        raise RequestRefused("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
+    if data_digest(data.rows, order) != started.mark:
+        raise RequestRefused(
             "data",
             "The rows of this site are not those that the run began with: as many, with other numbers. Put the data "
             "back as they were, or let a new run begin with these.",
         )
 
 
-@_once_per_table(1)
-def _fault(rows: Any, columns: tuple[str, ...]) -> str:
+@_cache_per_table(1)
+def _find_fault(rows: Any, columns: tuple[str, ...]) -> str:
     try:
         require_factorizable(rows, columns)
     except PartsongError as error:
@@ -315,8 +315,8 @@ def _fault(rows: Any, columns: tuple[str, ...]) -> str:
     return ""
 
 
-@_once_per_table(2)
-def mark_of(rows: Any, order: tuple[int, ...]) -> str:
+@_cache_per_table(2)
+def data_digest(rows: Any, order: tuple[int, ...]) -> str:
     """By which the same rows are known again."""
     found = hashlib.sha256()
     for piece in _pieces(rows, order):
@@ -339,7 +339,7 @@ def _pieces(rows: Any, order: tuple[int, ...]) -> Iterator[bytes]:
         yield np.asarray(chosen.indices, np.int64).tobytes()
         yield np.ascontiguousarray(chosen.data).tobytes()
         return
-    step = max(1, BLOCK // max(1, rows.dtype.itemsize * rows.shape[1]))
+    step = max(1, BLOCK_BYTES // max(1, rows.dtype.itemsize * rows.shape[1]))
     for start in range(0, rows.shape[0], step):
         block = rows[start : start + step]
         yield np.ascontiguousarray(block if columns is None else block[:, columns]).tobytes()
@@ -352,26 +352,26 @@ def _pieces(rows: Any, order: tuple[int, ...]) -> Iterator[bytes]:
 # A server can ask for what is refused as often as it likes, and its own words may be in a reason: lines are cut, and a
 # log that is full takes the place of the one before it (site.log.1), so that both stay below FULL and a line.
 
-LOG = "site.log"
-LONGEST = 8192
+LOG_FILE = "site.log"
+MAX_LETTERS = 8192
 """Letters of a text that are kept: half of them from its end, where an error says what it is."""
-FULL = 1 << 23
+MAX_LOG_BYTES = 1 << 23
 """Bytes."""
 
 
-def write_down(folder: Path, code: str, text: str) -> None:
+def append_to_log(folder: Path, code: str, text: str) -> None:
     """One line, whatever is in the text; a log that cannot be written changes nothing else."""
     when = datetime.now(UTC).isoformat(timespec="seconds")
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in _cut(text))
     with contextlib.suppress(OSError, ValueError):
-        place = folder / LOG
-        if place.exists() and place.stat().st_size > FULL:
-            os.replace(place, folder / f"{LOG}.1")
+        place = folder / LOG_FILE
+        if place.exists() and place.stat().st_size > MAX_LOG_BYTES:
+            os.replace(place, folder / f"{LOG_FILE}.1")
         descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{when} [{code}] {line}\n")
 
 
 def _cut(text: str) -> str:
-    half, more = LONGEST // 2, len(text) - LONGEST
+    half, more = MAX_LETTERS // 2, len(text) - MAX_LETTERS
     return text if more <= 0 else f"{text[:half]} […{more} letters left out…] {text[-half:]}"

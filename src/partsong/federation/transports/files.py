@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partsong.errors import FileError, FormatError, PartsongError
-from partsong.federation.signing import Sign, Verify, Way, identity
-from partsong.federation.transports.base import MOST_BYTES, Heard, Lost, Transport, all_replies, require_name
+from partsong.federation.signing import Envelope, Sign, Verify, request_digest
+from partsong.federation.transports.base import MAX_MESSAGE_BYTES, NoReply, SiteReply, Transport, ask_all, require_name
 
 if TYPE_CHECKING:
     from partsong.federation.setup.server_folder import RunPlace, ServerFolder
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 REQUEST = re.compile(r"([0-9a-f]{32})\.request")
 REPLY = re.compile(r"([0-9a-f]{32})\.reply")
 POLL = 0.5
-NO_REPLY = "no reply file in time"
+NO_REPLY_FILE = "no reply file in time"
 
 
-def requests_in(drop: Path, server: ServerFolder, place: RunPlace) -> Transport:
+def request_transport(drop: Path, server: ServerFolder, place: RunPlace) -> Transport:
     """The server's side, for the process that works on a run: if Flower gave it a number, it is Flower's no more."""
     place.number.unlink(missing_ok=True)
     return server.over_files(drop, place.name)
 
 
-def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None:
+def answer_requests(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None:
     """A site's side, until it is told to stop; tells a word on each file."""
     party = site.answering()
-    mailbox = Mailbox(drop, party.name, party.sign, party.coordinator)
+    mailbox = SiteMailbox(drop, party.name, party.sign, party.coordinator)
     inbox = drop / site.site / "in"
     if not inbox.is_dir():
         missing = inbox if drop.is_dir() else drop
@@ -57,105 +57,107 @@ def answer_in(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None
 
 
 @dataclass(slots=True)
-class Out:
+class PendingFile:
     """A request that lies in a party's folder: its ID, its file, when it was dropped, and why there is no reply yet."""
 
     key: str
     signed: bytes = field(repr=False)
-    dropped: float
-    why: str = NO_REPLY
+    written_at: float
+    reason: str = NO_REPLY_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class FolderTransport:
     """The server's side: one folder for each party; `known` has the key of each, pinned beforehand. `others`: names of
     the other runs that are being worked on now, over this folder or elsewhere.
     """
 
     folder: Path
     sign: Sign = field(repr=False)
-    known: Mapping[str, Verify] = field(repr=False)
+    verifiers: Mapping[str, Verify] = field(repr=False)
     poll: float = 0.05
-    most: int = MOST_BYTES
-    again: float = 60.0
+    max_bytes: int = MAX_MESSAGE_BYTES
+    retry_after: float = 60.0
     run: str = ""
-    others: Callable[[], Collection[str]] = tuple
-    out: dict[str, Out] = field(default_factory=dict, repr=False, compare=False)
+    other_runs: Callable[[], Collection[str]] = tuple
+    pending: dict[str, PendingFile] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in self.known:
+        for name in self.verifiers:
             require_name(name, "A site")
 
     def names(self) -> tuple[str, ...]:
         """All whose keys are pinned."""
-        return tuple(sorted(self.known))
+        return tuple(sorted(self.verifiers))
 
-    def ask(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Lost]:
+    def ask(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | NoReply]:
         """Drop all requests, then wait for the replies; what was not answered in time is taken back."""
-        return all_replies(self, requests, timeout)
+        return ask_all(self, requests, timeout)
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Drop requests; whatever else lies in these parties' folders is taken back, unless it is of another run that
         is being worked on. A party whose folder takes none is one that does not answer.
         """
-        marks = tuple(_mark(run) for run in self.others())
+        marks = tuple(_run_prefix(run) for run in self.other_runs())
         for name, request in requests.items():
-            key = _mark(self.run) + _digest(request)
-            out = Out(key, Way("request", name).signed(self.sign, request), time.monotonic())
-            _sweep(self.folder / name / "in", REQUEST, (key, *marks))
-            _sweep(self.folder / name / "out", REPLY, (key, *marks))
+            key = _run_prefix(self.run) + _request_suffix(request)
+            out = PendingFile(key, Envelope("request", name).sign(self.sign, request), time.monotonic())
+            _remove_stale(self.folder / name / "in", REQUEST, (key, *marks))
+            _remove_stale(self.folder / name / "out", REPLY, (key, *marks))
             try:
-                _drop(self.folder / name / "in" / f"{key}.request", out.signed)
+                _write_message(self.folder / name / "in" / f"{key}.request", out.signed)
             except FileError as error:
-                out.why = str(error)
-            self.out.pop(name, None)
-            self.out[name] = out
+                out.reason = str(error)
+            self.pending.pop(name, None)
+            self.pending[name] = out
 
-    def arrived(self, timeout: float) -> Heard | None:
+    def next_reply(self, timeout: float) -> SiteReply | None:
         """Look until there is a reply; who waits longest is looked at first. A request that is gone, without a reply
         that can be used, is dropped again after a while.
         """
         until = time.monotonic() + timeout
         while True:
-            for name, out in self.out.items():
-                found = self._reply(name, out)
-                if not isinstance(found, Lost):
-                    self._take_back(name)
+            for name, out in self.pending.items():
+                found = self._read_reply(name, out)
+                if not isinstance(found, NoReply):
+                    self._withdraw(name)
                     return name, found
-                out.why = out.why if found.why == NO_REPLY else found.why
-                self._drop_again(name, out)
+                out.reason = out.reason if found.reason == NO_REPLY_FILE else found.reason
+                self._write_again(name, out)
             left = until - time.monotonic()
-            if left <= 0 or not self.out:
+            if left <= 0 or not self.pending:
                 return None
             time.sleep(min(self.poll, left))
 
-    def recall(self) -> dict[str, Lost]:
+    def cancel(self) -> dict[str, NoReply]:
         """Take back all that was not answered."""
-        return {name: Lost(self._take_back(name).why) for name in list(self.out)}
+        return {name: NoReply(self._withdraw(name).reason) for name in list(self.pending)}
 
-    def _drop_again(self, name: str, out: Out) -> None:
+    def _write_again(self, name: str, out: PendingFile) -> None:
         path, now = self.folder / name / "in" / f"{out.key}.request", time.monotonic()
-        if now - out.dropped > self.again and not os.path.lexists(path):
-            out.dropped = now
+        if now - out.written_at > self.retry_after and not os.path.lexists(path):
+            out.written_at = now
             with contextlib.suppress(FileError):
-                _drop(path, out.signed)
+                _write_message(path, out.signed)
 
-    def _take_back(self, name: str) -> Out:
-        out = self.out.pop(name)
+    def _withdraw(self, name: str) -> PendingFile:
+        out = self.pending.pop(name)
         for path in (f"in/{out.key}.request", f"out/{out.key}.reply"):
-            _take_away(self.folder / name / path)
+            _remove(self.folder / name / path)
         return out
 
-    def _reply(self, name: str, out: Out) -> bytes | Lost:
+    def _read_reply(self, name: str, out: PendingFile) -> bytes | NoReply:
         path = self.folder / name / "out" / f"{out.key}.reply"
         try:
-            return Way("reply", name, identity(out.signed)).opened(self.known[name], _read(path, self.most))
+            return Envelope("reply", name, request_digest(out.signed)).verify(
+                self.verifiers[name], _read(path, self.max_bytes)
+            )
         except FileError as error:
-            return Lost(NO_REPLY if isinstance(error.__cause__, FileNotFoundError) else f"{path.name}: {error}")
+            return NoReply(NO_REPLY_FILE if isinstance(error.__cause__, FileNotFoundError) else f"{path.name}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
-class Mailbox:
+class SiteMailbox:
     """A site's side; `server` is the server's key, pinned beforehand. `left` has files that it was done with and could
     not take away, and when they were made: they are not looked at again.
     """
@@ -164,8 +166,8 @@ class Mailbox:
     name: str
     sign: Sign = field(repr=False)
     server: Verify = field(repr=False)
-    most: int = MOST_BYTES
-    left: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    max_bytes: int = MAX_MESSAGE_BYTES
+    finished: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_name(self.name, "A site")
@@ -187,19 +189,19 @@ class Mailbox:
                 word = f"{key}: answered"
             except PartsongError as error:
                 word = f"{key}: not answered. {error}"
-            _take_away(path)
-            self.left.pop(path.name, None)
+            _remove(path)
+            self.finished.pop(path.name, None)
             if os.path.lexists(path):
-                self.left[path.name] = _made(path)
+                self.finished[path.name] = _modified_at(path)
             yield word
 
     def _answer(self, path: Path, key: str, answer: Callable[[bytes], bytes]) -> None:
-        data = _read(path, self.most)
-        request = Way("request", self.name).opened(self.server, data)
-        if not key.endswith(_digest(request)):
+        data = _read(path, self.max_bytes)
+        request = Envelope("request", self.name).verify(self.server, data)
+        if not key.endswith(_request_suffix(request)):
             raise FormatError("It is the copy of another request, and was not used.")
-        reply = Way("reply", self.name, identity(data)).signed(self.sign, answer(request))
-        _drop(self.folder / self.name / "out" / f"{key}.reply", reply)
+        reply = Envelope("reply", self.name, request_digest(data)).sign(self.sign, answer(request))
+        _write_message(self.folder / self.name / "out" / f"{key}.reply", reply)
 
     def _requests(self) -> Iterator[tuple[Path, str]]:
         """Files by the name of a request, and their IDs."""
@@ -209,11 +211,11 @@ class Mailbox:
             return
         for path in paths:
             found = REQUEST.fullmatch(path.name)
-            if found is not None and (path.name not in self.left or self.left[path.name] != _made(path)):
+            if found is not None and (path.name not in self.finished or self.finished[path.name] != _modified_at(path)):
                 yield path, found[1]
 
 
-def _drop(path: Path, data: bytes) -> None:
+def _write_message(path: Path, data: bytes) -> None:
     """Write a file so that it is whole when its name appears; FileError where its folder is a link, or cannot be
     written to: somebody else may have made it.
     """
@@ -239,32 +241,32 @@ def _drop(path: Path, data: bytes) -> None:
         ) from error
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read(path: Path, max_bytes: int) -> bytes:
     """A file's bytes; whatever else has its name (a link, a pipe, a folder) is not read, and not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and found.st_size <= most:
+            if stat.S_ISREG(found.st_mode) and found.st_size <= max_bytes:
                 with open(descriptor, "rb", closefd=False) as file:
-                    return file.read(most)
+                    return file.read(max_bytes)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise FileError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    raise FormatError(f"{path.name} is no file, or longer than the {most} bytes that are taken; it was not read.")
+    raise FormatError(f"{path.name} is no file, or longer than the {max_bytes} bytes that are taken; it was not read.")
 
 
-def _sweep(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...]) -> None:
+def _remove_stale(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...]) -> None:
     """Take away what was left by a server that was killed; files whose IDs begin in one of these ways stay."""
     with contextlib.suppress(OSError):
         for path in () if folder.is_symlink() else list(folder.iterdir()):
             found = pattern.fullmatch(path.name)
             if found is not None and not found[1].startswith(keep):
-                _take_away(path)
+                _remove(path)
 
 
-def _take_away(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Remove a file, a link or an empty folder, if that can be done."""
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(path.lstat().st_mode):
@@ -273,18 +275,18 @@ def _take_away(path: Path) -> None:
             path.unlink()
 
 
-def _made(path: Path) -> int:
+def _modified_at(path: Path) -> int:
     try:
         return path.lstat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _mark(run: str) -> str:
+def _run_prefix(run: str) -> str:
     """How IDs of a run begin."""
     return hashlib.sha256(run.encode()).hexdigest()[:8]
 
 
-def _digest(request: bytes) -> str:
+def _request_suffix(request: bytes) -> str:
     """How the ID of a request ends."""
     return hashlib.sha256(request).hexdigest()[:24]
