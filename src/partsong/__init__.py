@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from partsong.topics.estimators import FederatedTopicModel as FederatedTopicModel
     from partsong.topics.estimators import TopicModel as TopicModel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "compare": "partsong.estimators.compare",

@@ -34,6 +34,11 @@ def test_a_tutorial_runs_and_prints_what_it_shows(name, tmp_path):
         assert is_shown(printed, block.shown or ""), f"line {block.line} prints:\n{printed}"
 
 
+def test_the_example_of_the_readme_runs(tmp_path):
+    (block,) = blocks_of((PAGES.parents[1] / "README.md").read_text(encoding="utf-8"))
+    assert "pooled 25.8%, federated 25.8%" in Runner(tmp_path).run(block)
+
+
 def test_every_tutorial_is_run():
     assert {path.stem for path in PAGES.glob("*.md")} == set(NEEDED)
 
