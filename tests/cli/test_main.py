@@ -414,7 +414,7 @@ def test_a_guess_is_told(told, invoke, years):
     (note,) = (finding for finding in told("check", "years.csv")["findings"] if finding["kind"] == "header-or-data")
     assert note["severity"] == "note"
     assert "1990, 1991, 1992" in note["message"]
-    assert "header is true" in note["remedy"]
+    assert "header to true" in note["remedy"]
     for words in (["fit", "years.csv", "-k", 2, "-o", "m.safetensors"], ["split", "years.csv", "-p", 2, "-o", "parts"]):
         assert "may be a header" in invoke(*words).stderr
     assert "may be a header" in invoke("transform", "years.csv", "m.safetensors", "-o", "W.npy").stderr

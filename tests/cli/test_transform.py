@@ -123,7 +123,7 @@ def test_features_that_are_missing_beside_extra_text_are_named(invoke, model, na
     lines = [",".join(["sample", *header]), *(",".join([f"new-{i}", *row]) for i, row in enumerate(cells))]
     (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
     message = invoke("transform", "new.csv", model, "-o", "W.csv", "--drop-extra", code=1).stderr
-    assert "2 of the features asked for" in message
+    assert "2 of the requested features" in message
     assert "'gene 1' is 'Gene 1' here" in message
 
 

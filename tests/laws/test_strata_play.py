@@ -267,7 +267,7 @@ def put(name, place, value):
 
 HOSTILE = {
     "another's block": (put("place", 0, 0), PartyError, "same block"),
-    "no block": (put("place", 0, 4), PartyError, "no place"),
+    "no block": (put("place", 0, 4), PartyError, "does not fit"),
     "a negative block": (put("place", 0, -1), UploadError, "negative"),
     "more blocks": (put("place", 1, 10**15), PartyError, "in 4 blocks. Restart"),
     "more columns": (put("place", 2, 10**15), PartyError, "the model has 14 columns in 4 blocks"),

@@ -1,1 +1,1 @@
-"""Private data: matrices seen through products, tables with names, checks, partitions, synthetic data."""
+"""Private data: matrices accessed through products, tables with names, checks, and partitions."""

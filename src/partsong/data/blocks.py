@@ -1,4 +1,4 @@
-"""A block of rows and a block of columns of one matrix: what a node holds where both factors are distributed."""
+"""Two-sided blocks: the rows and the columns of one matrix that a node holds if both factors are distributed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from partsong.data.conversion import as_matrix
 from partsong.errors import CompositionError, ParameterError, ShapeError
 
 GAP = 1e-6
-"""How far from zero by rounding the sum of all `coverage_sums` may be."""
+"""Rounding tolerance for the total of all `coverage_sums`."""
 
 
 @dataclass(frozen=True, eq=False)
 class TwoSided:
-    """X[I, :] (|I| × m) and X[:, J] (n × |J|) for neighbouring rows I and columns J.
+    """X[I, :] (|I| × m) and X[:, J] (n × |J|) for contiguous rows I and columns J.
 
-    As a Matrix it is its rows; whoever needs the columns asks for `column_block`. A plain matrix X is both sides of
-    itself: `TwoSided.of(X)`.
+    As a Matrix it behaves like its rows; the columns are in `column_block`. `TwoSided.of(X)` uses a whole matrix X for
+    both sides.
     """
 
     row_block: Matrix
@@ -35,7 +35,7 @@ class TwoSided:
         (height, m), (n, width) = self.row_block.shape, self.column_block.shape
         if n != self.n_rows:
             raise ShapeError(
-                f"A column block holds its columns in all rows; this one has {n} rows, and the matrix {self.n_rows}."
+                f"A column block needs all {self.n_rows} rows of the matrix; this one has {n}. Pass X[:, start:stop]."
             )
         for noun, first, length, size in (
             ("rows", self.first_row, height, n),
@@ -43,18 +43,16 @@ class TwoSided:
         ):
             if length < 1 or first < 0 or first + length > size:
                 raise ShapeError(
-                    f"A block of {length} {noun} from number {first} on is empty, or does not lie within the {size} "
-                    f"{noun} of the matrix. Take the ranges of `block_range`."
+                    f"A block of {length} {noun} from index {first} is empty or exceeds the matrix ({size} {noun}). "
+                    "Use the ranges of `block_range`."
                 )
         kinds = type_name(self.row_block.dtype), type_name(self.column_block.dtype)
         if kinds[0] != kinds[1]:
-            raise CompositionError(
-                f"Rows are {kinds[0]} and columns {kinds[1]}: read both blocks of a matrix in one number type."
-            )
+            raise CompositionError(f"Rows are {kinds[0]} and columns {kinds[1]}. Read both blocks in one number type.")
 
     @staticmethod
     def of(matrix: Matrix) -> TwoSided:
-        """A matrix that is whole, as both sides of itself; one that has two sides, as it is."""
+        """Use a whole matrix for both sides; return a two-sided one unchanged."""
         return matrix if isinstance(matrix, TwoSided) else TwoSided(matrix, matrix, 0, 0, matrix.shape[0])
 
     @property
@@ -110,7 +108,7 @@ class TwoSided:
         return self.row_block.transposed_times(A)
 
     def rows(self, indices: Array) -> Matrix:
-        """Some of the rows, which have one side only."""
+        """Some of the rows, as a one-sided matrix."""
         return self.row_block.rows(indices)
 
     def columns(self, indices: Array) -> Array:
@@ -130,30 +128,30 @@ class TwoSided:
 
 
 def block_range(size: int, parts: int, number: int) -> tuple[int, int]:
-    """Where block `number` of `parts` begins and ends: near-equal runs, of which the first have one more.
+    """Start and stop of block `number` of `parts`: contiguous blocks of nearly equal size, the first ones one longer.
 
     Node r of N reads X[slice(*block_range(n, N, r))] and X[:, slice(*block_range(m, N, r))].
     """
     if not 0 <= number < parts:
-        raise ParameterError(f"Blocks are counted from 0 to {parts - 1} for parts={parts}; got {number}.")
+        raise ParameterError(f"number must be from 0 to {parts - 1} for parts={parts}; got {number}.")
     if parts > size:
-        raise ParameterError(f"{size} rows or columns cannot be split into {parts} blocks: none may be empty.")
+        raise ParameterError(f"{size} rows or columns cannot be split into {parts} non-empty blocks. Use fewer blocks.")
     length, rest = divmod(size, parts)
     start = number * length + min(number, rest)
     return start, start + length + (number < rest)
 
 
 def two_sided_blocks(X: Any, parts: int, *, rows_by_column: bool = False) -> list[TwoSided]:
-    """X as that many nodes would hold it, for simulations; rows are views where they can be, columns are copied.
+    """Split X into the blocks of `parts` nodes, for simulations; rows are views if possible, columns are copied.
 
-    With `rows_by_column` dense rows are copied too, in F order: a subsampling then reads the columns that it keeps and
-    no others, which makes a step of W about three times as fast.
+    With `rows_by_column` dense rows are also copied, in F order: a subsampling sketch then reads only the columns that
+    it keeps, which makes a step of W about three times as fast.
     """
     whole = X.tocsr() if hasattr(X, "tocsr") else X if hasattr(X, "shape") else np.asarray(X)
     if len(whole.shape) != 2 or not 1 <= parts <= min(whole.shape):
         raise ParameterError(
-            f"Data of shape {tuple(whole.shape)} cannot be split into {parts} blocks of rows and as many of columns: "
-            "each needs at least one of both. Take fewer parts."
+            f"Data of shape {tuple(whole.shape)} cannot be split into {parts} blocks of rows and of columns: each "
+            "block needs at least one row and one column. Use fewer parts."
         )
     n, m = (int(size) for size in whole.shape)
     by_column = rows_by_column and isinstance(whole, np.ndarray)
@@ -166,9 +164,9 @@ def two_sided_blocks(X: Any, parts: int, *, rows_by_column: bool = False) -> lis
 
 
 def coverage_sums(matrix: TwoSided, parties: int) -> np.ndarray:
-    """Two numbers, for rows and columns, that add up to zero over all parties if their blocks cover X exactly once.
+    """Two numbers, for rows and columns, that sum to zero over all parties if their blocks cover X exactly once.
 
-    f(stop) − f(start) − (f(size) − f(0)) / parties, with a random f: the differences telescope where blocks join.
+    f(stop) − f(start) − (f(size) − f(0)) / parties, with a random f: the differences of adjacent blocks telescope.
     """
     (height, m), (n, width) = matrix.row_block.shape, matrix.column_block.shape
     sides = ((matrix.first_row, height, n), (matrix.first_column, width, m))
@@ -180,17 +178,17 @@ def coverage_sums(matrix: TwoSided, parties: int) -> np.ndarray:
 
 
 def require_cover(total: Array) -> None:
-    """Refuse blocks whose `coverage_sums` do not add up to zero."""
+    """Refuse blocks whose `coverage_sums` do not sum to zero."""
     for noun, gap in zip(("rows", "columns"), total, strict=True):
         if abs(float(gap)) > GAP:
             raise CompositionError(
-                f"The parties' blocks do not cover the {noun} of X exactly once: some {noun} are missing or at two "
-                "parties, or a party is absent. Take the ranges of data.blocks.block_range."
+                f"The parties' blocks do not cover the {noun} of X exactly once: {noun} are missing or duplicated, or "
+                "a party is absent. Use the ranges of data.blocks.block_range."
             )
 
 
 def _contiguous(columns: Any) -> Any:
-    """A dense block in one piece: in memory also where the whole is mapped from a file."""
+    """A dense block as contiguous memory, even if X is mapped from a file."""
     if hasattr(columns, "contiguous"):
         return columns.contiguous()
     return columns if hasattr(columns, "tocsr") else np.array(columns, order="C", subok=False)

@@ -1,4 +1,4 @@
-"""Rows of either sign less their mean, seen through products: nothing is copied, and nothing sparse made dense."""
+"""Centred data, accessed through products: nothing is copied, and sparse data stay sparse."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LARGEST = 1e140
 class CenteredMatrix:
     """X_c = X − 1 μᵀ for X (n × d) and μ (d), or any rows of it; `energy` is ‖X_c‖² of all rows.
 
-    X_c B = X B − 1 (μᵀ B) and X_cᵀ A = Xᵀ A − μ (1ᵀ A): a row more than a product with X. All is in float64, also of
-    data in float32: products with both X and Xᵀ square its spread, and float32 would lose whatever is below a hundredth
-    of the largest singular value.
+    X_c B = X B − 1 (μᵀ B) and X_cᵀ A = Xᵀ A − μ (1ᵀ A): one row more than a product with X. Everything is in float64,
+    even for float32 data: products with X and Xᵀ square its condition number, and float32 would lose everything below a
+    hundredth of the largest singular value.
     """
 
     matrix: Matrix
@@ -36,9 +36,9 @@ class CenteredMatrix:
 
     @staticmethod
     def of(X: Any, *, center: bool = True) -> CenteredMatrix:
-        """The rows of X less their mean, or as they are; the second moment is taken about the mean.
+        """Return X minus its mean, or X itself without `center`.
 
-        Dense arrays in float32 and sparse values get a copy in float64, memory maps are converted tile by tile.
+        Dense float32 arrays and sparse values are copied to float64; memory maps are converted tile by tile.
         """
         matrix = as_matrix(X, np.float64)
         mean = _column_sums(matrix) / matrix.shape[0] if center else np.zeros(matrix.shape[1])
@@ -50,7 +50,7 @@ class CenteredMatrix:
         return self.matrix.shape
 
     def rows(self, indices: np.ndarray) -> CenteredMatrix:
-        """Some of the rows, in memory, less the mean of all; `indices` ascend."""
+        """Some of the rows in memory, minus the mean of all rows; `indices` are ascending."""
         return replace(self, matrix=self.matrix.rows(indices))
 
     def times(self, B: np.ndarray) -> np.ndarray:
@@ -64,7 +64,7 @@ class CenteredMatrix:
 
 
 def require_finite(X: Any, feature_names: Sequence[str] | None) -> None:
-    """Raise the typed error for NaN, infinite values, and values whose squares overflow."""
+    """Raise DataError for NaN, infinite values, and values whose squares overflow."""
     low, high = extremes(X)
     if not (np.isfinite(low) and np.isfinite(high)):
         for finding in inspect(X, feature_names):
@@ -73,29 +73,27 @@ def require_finite(X: Any, feature_names: Sequence[str] | None) -> None:
     largest = max(abs(low), abs(high))
     if largest > LARGEST:
         raise DataError(
-            f"The largest value is {largest:.3g}: squares of such values leave the range of float64. "
-            "Rescale the data (divide by the largest value, say)."
+            f"The largest value is {largest:.3g}, and its square overflows float64. Rescale the data, for example by "
+            "the largest value."
         )
 
 
 def require_variance(data: CenteredMatrix, *, center: bool) -> None:
-    """Refuse rows that are all alike, but for the rounding of their mean."""
+    """Refuse data without variance, up to rounding of the mean."""
     n, limits = data.shape[0], np.finfo(np.float64)
     rounded = (8 * limits.eps) ** 2 * n * float(data.mean @ data.mean)
     if data.energy > max(rounded, limits.tiny):
         return
     if data.energy <= limits.tiny and _differs_from(data.matrix, data.mean):
-        small = "differ from their mean by so little that its square leaves" if center else "have squares that leave"
-        raise DataError(
-            f"Values of these data {small} the range of float64. Rescale the data (divide by the largest value, say)."
-        )
+        small = "The squared deviations from the mean" if center else "The squares of the values"
+        raise DataError(f"{small} underflow float64. Rescale the data, for example by the largest value.")
     if not center:
         shown = "this sample" if n == 1 else f"these {n} samples"
         raise DataError(f"Every value of {shown} is zero. Check the data.")
     raise DataError(
         f"{'1 sample has' if n == 1 else f'These {n} samples have'} zero variance: "
-        f"{'it differs from nothing' if n == 1 else 'all rows are alike'}, so that no direction is a principal one. "
-        "Give at least two rows that differ, or take center=False for directions from zero."
+        f"{'a single row has no principal directions' if n == 1 else 'all rows are equal'}. Pass at least two "
+        "different rows, or use center=False."
     )
 
 
@@ -111,7 +109,7 @@ def _column_sums(matrix: Matrix) -> np.ndarray:
 
 
 def _squares_about(matrix: Matrix, mean: np.ndarray) -> float:
-    """Σ (x_ij − μ_j)²; taking n‖μ‖² from ‖X‖² instead would lose all digits where the mean is large."""
+    """Σ (x_ij − μ_j)²; ‖X‖² − n‖μ‖² would cancel if the mean is large."""
     if not isinstance(matrix, SparseMatrix):
         return sum(float(np.square(block - mean[c:d]).sum()) for _, _, c, d, block in _blocks(matrix))
     absent, total = np.full(mean.size, float(matrix.shape[0])), 0.0
@@ -122,7 +120,7 @@ def _squares_about(matrix: Matrix, mean: np.ndarray) -> float:
 
 
 def _differs_from(matrix: Matrix, mean: np.ndarray) -> bool:
-    """Whether any x_ij is not μ_j, but for the rounding of μ_j."""
+    """Whether any x_ij differs from μ_j by more than its rounding."""
     most = 8 * np.finfo(np.float64).eps * np.abs(mean)
     if not isinstance(matrix, SparseMatrix):
         return any((np.abs(block - mean[c:d]) > most[c:d]).any() for _, _, c, d, block in _blocks(matrix))
@@ -135,7 +133,7 @@ def _differs_from(matrix: Matrix, mean: np.ndarray) -> bool:
 
 
 def _entries(matrix: SparseMatrix) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Columns and values of the stored entries, some at a time."""
+    """Columns and values of the stored entries, in chunks."""
     side = matrix.by_row
     for first in range(0, side.data.size, CHUNK):
         chunk = slice(first, first + CHUNK)

@@ -1,4 +1,4 @@
-"""From any container to a matrix: what can be read, and what to do about the rest."""
+"""Convert arrays, sparse matrices, tensors and data frames to a Matrix."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from partsong.data.sparse import SparseMatrix
 from partsong.errors import CompositionError, DataTypeError, ShapeError, UnreadableError
 
 _NUMERIC_KINDS = "biuf"
-_AS_ARRAY = "Pass a 2-D NumPy array or a SciPy sparse matrix; rows are samples, all of one length."
+_AS_ARRAY = "Pass a 2-D NumPy array or a SciPy sparse matrix; rows are samples of equal length."
 EXACT_IN_FLOAT32 = ("float16", "bool", "int8", "uint8", "int16", "uint16")
 
 
 def is_tensor(X: Any) -> bool:
-    """Whether X is a torch tensor; asked without importing torch."""
+    """Whether X is a torch tensor; does not import torch."""
     return type(X).__module__.partition(".")[0] == "torch"
 
 
 def to_array(X: Any) -> Any:
-    """X as an ndarray (nothing is read or copied where that can be helped), or as CSR or CSC."""
+    """Return X as an ndarray (without reading or copying if possible), or as CSR or CSC."""
     if is_sparse(X):
         return X if X.format in ("csr", "csc") else X.tocsr()
     if is_tensor(X):
@@ -42,12 +42,12 @@ def to_array(X: Any) -> Any:
 
 
 def host_array(X: Any) -> np.ndarray:
-    """A dense torch tensor as a NumPy array, shared where it lies in this machine's memory; bfloat16 as float32."""
+    """Return a dense torch tensor as a NumPy array, without a copy if it is in host memory; bfloat16 as float32."""
     import torch
 
     if X.layout is not torch.strided:
         raise UnreadableError(
-            f"A sparse torch tensor ({str(X.layout).removeprefix('torch.')}) is not taken. Make it a SciPy matrix: "
+            f"Sparse torch tensors ({str(X.layout).removeprefix('torch.')}) are not supported. Convert it to SciPy: "
             "S = X.to_sparse_csr(); scipy.sparse.csr_array((S.values(), S.col_indices(), S.crow_indices()), S.shape)."
         )
     try:
@@ -60,18 +60,18 @@ def _unmasked(X: np.ma.MaskedArray[Any, Any]) -> np.ndarray:
     hidden = int(np.ma.getmaskarray(X).sum())
     if hidden:
         raise UnreadableError(
-            f"MaskedArray cannot be read as a matrix: it hides {hidden} masked value(s), which would be used "
-            "as if they were data. Fill them (X.filled(0)), or drop their rows (numpy.ma.compress_rows(X))."
+            f"MaskedArray cannot be read as a matrix: it has {hidden} masked value(s). Fill them (X.filled(0)), or "
+            "drop their rows (numpy.ma.compress_rows(X))."
         )
     return np.asarray(X.data)
 
 
 def array_errors(X: Any) -> Iterator[Finding]:
-    """What keeps an array or sparse matrix from being one of numbers; `validation.cell_errors` looks at its cells."""
+    """Findings on the shape and type of an array or sparse matrix; see `validation.cell_errors` for single cells."""
     shape = tuple(X.shape)
     if X.dtype.kind not in _NUMERIC_KINDS:
-        text = f"The values are not numbers: the type of the matrix is {X.dtype}."
-        remedy = "Take text columns out, encode categories as numbers, and convert with X.astype(float)."
+        text = f"The values are not numbers: the matrix has type {X.dtype}."
+        remedy = "Remove text columns, encode categories as numbers, and convert with X.astype(float)."
         yield Finding("non-numeric", "error", text, remedy)
     elif len(shape) != 2:
         yield Finding(
@@ -83,18 +83,18 @@ def array_errors(X: Any) -> Iterator[Finding]:
         )
     elif shape[0] == 0:
         text = f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required."
-        yield Finding("no-rows", "error", text, "Check the filter or the file that the rows came from.")
+        yield Finding("no-rows", "error", text, "Check the filter or the file behind the rows.")
     elif shape[1] == 0:
         text = f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required."
         yield Finding("no-columns", "error", text, "Check which columns were selected.")
 
 
 def as_matrix(X: Any, dtype: Any = None) -> Matrix:
-    """The rows of X behind products, without copying where that can be helped.
+    """Return X as a Matrix, without copying if possible.
 
-    NumPy arrays (any order; memory maps stay on disk), SciPy sparse matrices, and torch tensors are taken. float32
-    and float64 are kept; types that float32 holds exactly become float32, all others float64, unless `dtype` says
-    otherwise. Values are not checked here: `data.validation.require_factorizable` does that.
+    Accepts NumPy arrays (any order; memory maps stay on disk), SciPy sparse matrices and torch tensors. float32 and
+    float64 are kept; types that float32 represents exactly become float32, all others float64, unless `dtype` is given.
+    Values are not checked here; see `data.validation.require_factorizable`.
     """
     if is_tensor(X):
         return _from_torch(X, dtype)
@@ -112,7 +112,7 @@ def as_matrix(X: Any, dtype: Any = None) -> Matrix:
 
 
 def float_type(dtype: Any, wanted: Any = None) -> np.dtype:
-    """The floating-point type that data of a NumPy or torch `dtype` are computed in."""
+    """Return the floating-point type for computations on data of a NumPy or torch `dtype`."""
     given = _numpy_type(dtype)
     if given.kind not in "biuf":
         raise DataTypeError(f"Data of type {given} cannot be factorized. Convert it to numbers first.")
@@ -127,7 +127,7 @@ def float_type(dtype: Any, wanted: Any = None) -> np.dtype:
 
 
 def _numpy_type(dtype: Any) -> np.dtype:
-    """The NumPy type of a NumPy or torch type; bfloat16 is held by float32."""
+    """The NumPy type of a NumPy or torch type; bfloat16 becomes float32."""
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__.partition(".")[0] == "torch" else dtype
     try:
         return np.dtype("float32" if name == "bfloat16" else name)
@@ -137,7 +137,7 @@ def _numpy_type(dtype: Any) -> np.dtype:
 
 def _require_two_dimensions(X: Any) -> None:
     if X.ndim != 2:
-        raise ShapeError(f"Data must be a table with rows and columns (2 dimensions); this has {X.ndim}.")
+        raise ShapeError(f"Data must have 2 dimensions (samples x features); got {X.ndim}. Reshape the data.")
 
 
 def _from_sparse(X: Any, dtype: Any) -> Matrix:
@@ -163,13 +163,13 @@ def _from_torch(X: Any, dtype: Any) -> Matrix:
 
 
 def transposed_factor(matrix: Matrix, H: Array) -> Array:
-    """Hᵀ (m × k) of a factor H (k × m), in the number type and place of a party's matrix."""
+    """Return Hᵀ (m × k) of a factor H (k × m), in the number type and on the device of a matrix."""
     native = matrix.native(H)
     return kernels.of(native).rows_of(native)
 
 
 def to_values(matrix: Matrix) -> Any:
-    """An array, or a CSR array where the data are sparse; of complete rows in memory alone."""
+    """Return the values of complete rows as an array, or as a CSR array if they are sparse."""
     if isinstance(matrix, DenseMatrix):
         return matrix.X
     if isinstance(matrix, SparseMatrix):
@@ -177,8 +177,8 @@ def to_values(matrix: Matrix) -> Any:
     X: Any = getattr(matrix, "X", None)
     if type(matrix).__name__ != "TensorMatrix" or X is None:
         raise CompositionError(
-            "This is for complete rows, dense or sparse, that can be looked at one by one, and was given a "
-            f"{type(matrix).__name__}. Pass an array, a SciPy sparse matrix or a torch tensor."
+            f"This needs complete rows, dense or sparse; got a {type(matrix).__name__}. Pass an array, a SciPy sparse "
+            "matrix or a torch tensor."
         )
     X = X.detach().cpu()
     if str(X.layout) == "torch.strided":

@@ -1,4 +1,4 @@
-"""Stored cells in CSR form: what sparse rows and rows with unknown cells have in common."""
+"""Stored cells in CSR form: the common base of sparse rows and rows with unknown cells."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from partsong.kernels import csr_products, numpy_backend
 
 TILE_ROWS = 4096
 CHUNK = 1 << 20
-"""Entries looked at together."""
+"""Entries processed together."""
 GATHER_COST = 4
-"""What an entry of a sparse product costs, in multiply-adds of a dense one: factor rows are fetched at random."""
+"""Cost of an entry of a sparse product in multiply-adds of a dense one, because of random access to factor rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class CsrRows:
-    """CSR arrays with ascending columns, of X and, where it is at hand, of Xᵀ; nothing is ever made dense."""
+    """CSR arrays with ascending columns of X and, optionally, of Xᵀ; never dense."""
 
     by_row: Any
     by_column: Any = None
@@ -40,12 +40,12 @@ class CsrRows:
 
     @property
     def stored(self) -> int:
-        """Entries kept."""
+        """Number of stored entries."""
         return int(self.by_row.nnz)
 
     @property
     def row_weights(self) -> None:
-        """All rows count once."""
+        """All rows have weight 1."""
 
     @property
     def total_weight(self) -> float:
@@ -56,13 +56,13 @@ class CsrRows:
         return np.bincount(rows, np.square(self.by_row.data, dtype=np.float64), self.shape[0])
 
     def blocks(self, work: Callable[[RowBlock], Sums], per_cell: float = 1.0) -> Sums:
-        """Σ work(block) over the stored cells; `per_cell` counts for each of them."""
+        """Σ work(block) over the stored cells; `per_cell` is the cost per stored cell."""
         effort = self.by_row.indptr * np.int64(GATHER_COST)
         pieces = runtime.split_range(self.shape[0], per_cell * float(effort[-1]), effort)
         return self.summed_over_tiles(pieces, lambda at: work(self._block(at)))
 
     def summed_over_tiles(self, pieces: list[tuple[int, int]], work: Callable[[slice], Sums]) -> Sums:
-        """Σ work(rows) over tiles of rows; an empty tile where there are no rows."""
+        """Σ work(rows) over tiles of rows; one empty tile if there are no rows."""
 
         def over_piece(start: int, stop: int) -> Sums:
             starts = range(start, stop, TILE_ROWS) or [start]
@@ -77,7 +77,7 @@ class CsrRows:
         return RowBlock(at, self.shape[1], None, indptr - indptr[0], side.indices[cells], side.data[cells])
 
     def columns(self, indices: np.ndarray) -> np.ndarray:
-        """Some of the columns, as a dense array with zeros where nothing is stored."""
+        """Some of the columns, as a dense array with zeros for cells that are not stored."""
         out = np.zeros((self.shape[0], len(indices)), self.dtype)
         for position, j in enumerate(indices):
             rows, values = self._column(int(j))
@@ -113,5 +113,5 @@ class CsrRows:
 
 
 def chunks(data: np.ndarray) -> Iterator[slice]:
-    """Slices of so many entries as are looked at together."""
+    """Slices of CHUNK entries."""
     return (slice(start, start + CHUNK) for start in range(0, max(1, len(data)), CHUNK))

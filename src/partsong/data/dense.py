@@ -1,4 +1,4 @@
-"""Dense rows in memory or on disk."""
+"""Dense rows in memory or mapped from a file."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from partsong.kernels import fused_steps, nnls, numpy_backend
 from partsong.kernels.fused_steps import FusedSteps, StepRule, max_steps_per_call
 
 FEWEST_SUMMED = 64
-"""Rows whose products are at least summed in the type of the data; sums over more of them are in float64."""
+"""Minimum number of rows whose products are summed in the type of the data; larger sums are in float64."""
 MANY_SUMS = 1 << 15
-"""So many entries of XᵀW that rounding averages out over them; fewer are summed in float64, and over fewer rows."""
+"""With this many entries of XᵀW rounding errors average out; fewer are summed in float64, over fewer rows."""
 FEW_COMPONENTS = 16
-"""So few that products of WᵀW in float64 are cheap, and that rounding in its entries would not average out."""
+"""Below this, WᵀW in float64 is cheap, and rounding errors in its entries would not average out."""
 FUSED_TILE_BYTES = 1 << 20
 SUMS_BYTES = 32 << 20
-"""The most that all threads together may hold in sums of their own."""
+"""Maximum memory for the partial sums of all threads together."""
 
 
 @dataclass(frozen=True, eq=False)
 class DenseMatrix:
     """Rows as a two-dimensional array, C or F order, in memory or mapped from a file larger than memory.
 
-    Every product goes over tiles of rows, so that one pass reads X once: a tile is multiplied by Hᵀ, its block of W
-    is updated, and its share of WᵀX is added while the tile is still in cache. Rows too wide for that are read twice,
-    in blocks of rows and columns, and threads share out the columns of WᵀX instead of each having a sum of its own.
-    Integers and half precision are converted tile by tile; pages of a mapped file are given back once a tile is done.
+    Every product goes over tiles of rows, so that one pass reads X once: a tile is multiplied by Hᵀ, its block of W is
+    updated, and its part of WᵀX is added while the tile is in cache. Rows too wide for that are read twice, in blocks
+    of rows and columns, and threads split the columns of WᵀX instead of computing a sum each. Integers and half
+    precision are converted tile by tile; pages of a mapped file are released after each tile.
     """
 
     X: np.ndarray
@@ -60,7 +60,7 @@ class DenseMatrix:
 
     @property
     def row_weights(self) -> None:
-        """All rows count once."""
+        """All rows have weight 1."""
 
     @property
     def total_weight(self) -> float:
@@ -143,7 +143,7 @@ class DenseMatrix:
         return np.ascontiguousarray(sum(parts[1:], parts[0]).T)
 
     def _by_columns(self, A: np.ndarray) -> np.ndarray:
-        """Xᵀ A with a range of columns for each thread, and no sum but the result."""
+        """Xᵀ A with a range of columns for each thread, without partial sums."""
         n, m = self.shape
         out = np.empty((m, A.shape[1]), self.dtype)
         width = self._tiles.narrow_width
@@ -160,13 +160,13 @@ class DenseMatrix:
         return out
 
     def _summed_over_tiles(self, start: int, stop: int, work: Callable[[slice, np.ndarray], Sums]) -> Sums:
-        """Σ work(rows, X[rows]) over tiles of whole rows; an empty tile where there are no rows."""
+        """Σ work(rows, X[rows]) over tiles of whole rows; one empty tile if there are no rows."""
         if start == stop:
             return work(slice(start, stop), np.empty((0, self.shape[1]), self.dtype))
         return reduce(kernels.add, (work(slice(a, b), tile) for a, b, tile in self._tiles.of_rows(start, stop)))
 
     def _products(self, start: int, stop: int, B: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-        """X B by blocks of rows; products of wide rows are added up in float64."""
+        """X B by blocks of rows; products of wide rows are summed in float64."""
         if not self._tiles.are_low:
             for a, b, tile in self._tiles.of_rows(start, stop):
                 yield a, b, tile @ B
@@ -179,7 +179,7 @@ class DenseMatrix:
             yield a, b, product.astype(self.dtype, copy=False)
 
     def max_steps_per_call(self, rank: int, rule: StepRule) -> int:
-        """So many that a call takes a fraction of a second; none for rows that are wide, mapped, converted, shared."""
+        """Steps per call, for a fraction of a second; 0 for rows that are wide, mapped, converted or split."""
         is_ready = self.X.flags.c_contiguous and self.X.dtype == self.dtype and file_mapping(self.X) is None
         if not is_ready or len(self._pieces(rank)) > 1 or self._sums_are_large(rank):
             return 0
@@ -193,7 +193,7 @@ class DenseMatrix:
         fused_steps.run_on_dense(self.X, W, W_before, Ht, Ht_before, steps, height)
 
     def rows(self, indices: np.ndarray) -> DenseMatrix:
-        """Some of the rows, in memory; `indices` ascend."""
+        """Some of the rows in memory; `indices` are ascending."""
         if file_mapping(self.X) is None:
             return DenseMatrix(np.ascontiguousarray(self.X[indices], self.dtype), self.dtype)
         out = np.empty((len(indices), self.shape[1]), self.dtype)
@@ -243,11 +243,11 @@ class DenseMatrix:
         return runtime.split_range(self.shape[0], 2.0 * self.shape[0] * self.shape[1] * max(1, columns))
 
     def _summed_together(self, columns: int) -> int:
-        """Rows whose products are summed in the type of the data."""
+        """Number of rows whose products are summed in the type of the data."""
         return min(max(FEWEST_SUMMED, columns * self.shape[1] // 32), MOST_SUMMED)
 
     def _sums_are_large(self, columns: int) -> bool:
-        """Whether XᵀA is better shared out by columns: a sum and a product for each thread would be too much."""
+        """Whether to split XᵀA by columns because a partial sum for each thread would need too much memory."""
         numbers = columns * self.shape[1] * len(self._pieces(columns))
         return self._tiles.are_low or numbers * (8 + self.dtype.itemsize) > SUMS_BYTES
 

@@ -1,4 +1,4 @@
-"""Rows of which only some cells are known: ratings, measurements with gaps."""
+"""Rows with unknown cells: ratings, measurements with gaps."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from partsong.kernels import observed as compiled
 
 @dataclass(frozen=True, eq=False)
 class ObservedMatrix(CsrRows):
-    """The known cells of X (n × m), by row and once more by column; of all others nothing is said, not even zero.
+    """The known cells of X (n × m), by row and by column; all other cells are unknown, not zero.
 
-    Both are CSR arrays with ascending columns, `by_column` of the transpose; zeros that are stored are known zeros.
-    Norms, means, distances and blocks are over known cells. Products with X would need the others, so there are none.
+    Both are CSR arrays with ascending columns, `by_column` of the transpose; stored zeros are known zeros. Norms,
+    means, distances and blocks are over known cells. Products with X would need unknown cells, so there are none.
     """
 
     @staticmethod
     def of_rows(by_row: Any) -> ObservedMatrix:
-        """From known cells in CSR form with ascending columns."""
+        """Create a matrix from known cells in CSR form with ascending columns."""
         return ObservedMatrix(by_row, by_row.T.tocsr())
 
     def transposed(self) -> ObservedMatrix:
@@ -37,12 +37,12 @@ class ObservedMatrix(CsrRows):
 
     @property
     def empty_rows(self) -> np.ndarray:
-        """Rows without a known cell, counted from 0: nothing can be said of them but w = 0."""
+        """Indices of rows without a known cell, for which w = 0."""
         return np.flatnonzero(np.diff(self.by_row.indptr) == 0)
 
     @property
     def empty_columns(self) -> np.ndarray:
-        """Columns without a known cell, counted from 0: no fit can tell what belongs there."""
+        """Indices of columns without a known cell, which no fit can predict."""
         return np.flatnonzero(np.diff(self.by_column.indptr) == 0)
 
     @cached_property
@@ -51,7 +51,7 @@ class ObservedMatrix(CsrRows):
 
     @cached_property
     def mean(self) -> float:
-        """The mean known entry; 0 where nothing is known."""
+        """The mean of the known cells; 0 if there are none."""
         return float(self.by_row.data.sum(dtype=np.float64)) / max(1, self.stored)
 
     def gram_is_cheap(self, k: int) -> bool:
@@ -90,18 +90,18 @@ class ObservedMatrix(CsrRows):
         return out
 
     def pieces(self, per_entry: float, per_row: float = 0.0) -> list[tuple[int, int]]:
-        """Ranges of rows with equal effort, one per thread; costs are in multiply-adds."""
+        """Ranges of rows of equal cost, one per thread; costs are in multiply-adds."""
         rows = self.shape[0]
         effort = self.by_row.indptr * (per_entry * GATHER_COST) + np.arange(rows + 1) * per_row
         return runtime.split_range(rows, 2.0 * float(effort[-1]), effort)
 
 
 def observed(X: Any, precision: Any = None) -> ObservedMatrix:
-    """The known cells of X: what a sparse matrix stores (zeros included), or what is not NaN in a dense array.
+    """Return the known cells of X: stored cells of a sparse matrix (zeros included), or non-NaN cells of a dense array.
 
-    Masked cells of a masked array are unknown as well. float32 and float64 are kept as by `as_matrix`, unless
-    `precision` says otherwise. Infinite and negative values, NaN that is stored, and cells that are stored twice are
-    refused. Rows and columns without a known cell are taken, and told by `empty_rows` and `empty_columns`.
+    Masked cells of a masked array are unknown too. Number types are those of `as_matrix`, unless `precision` is given.
+    Infinite and negative values, stored NaN and duplicate cells are refused. Rows and columns without a known cell are
+    accepted; see `empty_rows` and `empty_columns`.
     """
     by_row = X.by_row if isinstance(X, ObservedMatrix) else known_cells(X)
     kind = float_type(by_row.dtype, precision)
@@ -113,15 +113,15 @@ def observed(X: Any, precision: Any = None) -> ObservedMatrix:
 
 def _refuse(product: str) -> NoReturn:
     raise CompositionError(
-        f"{product} would need the unknown cells of this matrix. Factorize it by a game, in which only known cells are "
-        "played, and fit new rows by solvers.observed.ObservedRows; or fill the gaps and pass an array."
+        f"{product} would need the unknown cells of this matrix. Use a game method, which plays only known cells, and "
+        "solvers.observed.ObservedRows for new rows; or fill the gaps and pass an array."
     )
 
 
 def known_cells(X: Any) -> Any:
-    """The cells that a sparse matrix stores, or that are not NaN in a dense array, as CSR with ascending columns.
+    """Return stored cells of a sparse matrix, or non-NaN cells of a dense array, as CSR with ascending columns.
 
-    Each has one value, in the type it came in; half precision becomes float32. Values are not looked at otherwise.
+    Each cell has one value of the original type; half precision becomes float32. Values are not checked further.
     """
     by_row = _stored_cells(X) if is_sparse(X) else _cells_that_are_numbers(X)
     _require_no_twins(by_row)
@@ -129,19 +129,19 @@ def known_cells(X: Any) -> Any:
 
 
 def _stored_cells(X: Any) -> Any:
-    """A sparse matrix in CSR form with ascending columns; what it stores twice stays twice."""
+    """A sparse matrix in CSR form with ascending columns; duplicate cells are kept."""
     from scipy.sparse import coo_array, csr_array
 
     _require_form(X)
     if X.format == "dia":
         raise DataTypeError(
-            "A diagonal matrix (dia) stores zeros in cells that nobody filled in, so it does not tell which are known. "
-            "Pass coordinates (coo) or rows (csr) with an entry for each known cell."
+            "A diagonal matrix (dia) also stores zeros for unknown cells, so the known ones cannot be identified. Pass "
+            "coordinates (coo) or rows (csr) with an entry for each known cell."
         )
     if X.format not in ("csr", "csc"):
         cells = X.tocoo(copy=False)
         X = coo_array((cells.data, (cells.row, cells.col)), shape=X.shape)
-        X.has_canonical_format = True  # so that cells stored twice are not added up on the way, but found
+        X.has_canonical_format = True  # keeps duplicates, so that they can be found
     given = X.tocsr()
     by_row = csr_array((given.data, given.indices, given.indptr), shape=X.shape)
     if not by_row.has_sorted_indices:
@@ -149,14 +149,14 @@ def _stored_cells(X: Any) -> Any:
         by_row.sort_indices()
     if by_row.dtype.kind == "f" and np.isnan(by_row.data).any():
         raise DataError(
-            f"NaN is stored in {int(np.isnan(by_row.data).sum())} cell(s), which are then neither known nor unknown. "
-            "Leave unknown cells out of a sparse matrix, or pass a dense array with NaN in them."
+            f"NaN is stored in {int(np.isnan(by_row.data).sum())} cell(s). Leave unknown cells out of a sparse matrix, "
+            "or pass a dense array with NaN."
         )
     return by_row
 
 
 def _cells_that_are_numbers(X: Any) -> Any:
-    """A dense array without its NaN, in CSR form; looked at in blocks of rows."""
+    """The non-NaN cells of a dense array in CSR form, read in blocks of rows."""
     from scipy.sparse import csr_array
 
     hidden = np.ma.getmaskarray(X) if isinstance(X, np.ma.MaskedArray) else None
@@ -185,7 +185,7 @@ def _require_form(X: Any) -> None:
 
 
 def _require_no_twins(by_row: Any) -> None:
-    """Refuse cells with two values, which a sum would make a third of."""
+    """Refuse duplicate cells, which SciPy would sum."""
     equal = np.flatnonzero(by_row.indices[1:] == by_row.indices[:-1])
     first, second = (np.searchsorted(by_row.indptr, at, side="right") for at in (equal, equal + 1))
     twins = equal[first == second]

@@ -1,4 +1,4 @@
-"""Who owns which rows: splits of a table into parties, for simulations."""
+"""Split the rows of a table over parties, for simulations: contiguous, iid, by label, by size."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from partsong.errors import ParameterError
 
 CONCENTRATIONS = (1e-300, 1e300)
-"""Between these the parameters of a Dirichlet distribution, and the gamma variates it is made of, stay in float64."""
+"""Range of Dirichlet parameters for which gamma variates stay in the range of float64."""
 
 
 def contiguous(rows: int, parties: int) -> list[np.ndarray]:
-    """Equal runs of neighbouring rows; the first parties take the remainder."""
+    """Split rows into equal contiguous ranges; the first parties get the remainder."""
     _require_enough(rows, parties)
     return [np.asarray(part) for part in np.array_split(np.arange(rows), parties)]
 
 
 def iid(rows: int, parties: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Equal random shares."""
+    """Split rows into equal random shares."""
     _require_enough(rows, parties)
     return [np.sort(part) for part in np.array_split(generator.permutation(rows), parties)]
 
@@ -27,11 +27,10 @@ def iid(rows: int, parties: int, generator: np.random.Generator) -> list[np.ndar
 def by_label(
     labels: Sequence[object] | np.ndarray, parties: int, generator: np.random.Generator, concentration: float = 3.0
 ) -> list[np.ndarray]:
-    """Equal shares with skewed labels: party p draws rows from q_p ~ Dir(α f), α the concentration, f the frequencies.
+    """Split into equal shares with skewed labels: party p draws from q_p ~ Dir(α f), concentration α, frequencies f.
 
-    The parameters add up to α, whatever the number of labels (Hsu et al., 2019). Rows are drawn without replacement;
-    a label that has run out is dropped and the rest renormalised. Small α give parties with few labels, large α the
-    overall mixture.
+    The parameters sum to α for any number of labels (Hsu et al., 2019). Rows are drawn without replacement; exhausted
+    labels are dropped and the others renormalized. Small α give parties with few labels, large α the overall mixture.
     """
     values = np.asarray(labels)
     _require_enough(len(values), parties)
@@ -44,9 +43,9 @@ def by_label(
 
 
 def by_size(rows: int, parties: int, generator: np.random.Generator, concentration: float = 1.0) -> list[np.ndarray]:
-    """Random shares of unequal size: sizes follow Dir(concentration), and every party has at least one row.
+    """Split into random shares of unequal size: sizes follow Dir(concentration), with at least one row per party.
 
-    Small concentrations give a few large parties and many small ones, large ones nearly equal parties.
+    A small concentration gives a few large parties and many small ones, a large one nearly equal parties.
     """
     _require_enough(rows, parties)
     _require_concentration(concentration)
@@ -71,16 +70,16 @@ def _require_concentration(concentration: float) -> None:
     least, most = CONCENTRATIONS
     if not least <= concentration <= most:
         raise ParameterError(
-            f"concentration must be more than 0 and finite ({least:g} to {most:g}); got {concentration}. Large ones "
-            "come near to equal random shares: for those themselves use iid.",
+            f"concentration must be from {least:g} to {most:g}; got {concentration}. For equal random shares use iid.",
             parameter="concentration",
         )
 
 
 def _require_enough(rows: int, parties: int) -> None:
     if parties < 1:
-        raise ParameterError(f"A split needs at least one party; got {parties}.", parameter="parties")
+        raise ParameterError(f"parties must be at least 1; got {parties}.", parameter="parties")
     if parties > rows:
         raise ParameterError(
-            f"{rows} rows cannot be split into {parties} parties: each needs at least one row.", parameter="parties"
+            f"{rows} rows cannot be split into {parties} parties: each needs at least one row. Use fewer parties.",
+            parameter="parties",
         )

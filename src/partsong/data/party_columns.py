@@ -1,4 +1,4 @@
-"""Whether parties hold the same columns, and how those of one differ from those of most."""
+"""Compare the columns of parties: find the parties whose columns differ from the majority, and how."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 from partsong.errors import FeatureError, PartyError, first_few
 
 MOST_NAMES, FEW_PARTIES = 30, 5
-"""How many columns of a party, and how many parties, a message names."""
+"""Maximum number of columns of a party, and of parties, that a message names."""
 
-AGREE = "Agree on one list of columns."
+AGREE = "Use the same columns at all parties."
 
 
 class Columns(NamedTuple):
-    """The columns of a party: how many they are, and their names where they have some."""
+    """The columns of a party: their number, and their names if known."""
 
     width: int
     names: Sequence[Any] | None
 
 
 def parties_with_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]:
-    """Who does not hold the columns that most parties hold, and how they differ; the order of columns is no matter.
+    """Return the parties whose columns differ from those of the majority, with a description; order is ignored.
 
-    Refused where no columns are those of the most: nobody can tell then who is to be left out.
+    FeatureError if there is no majority, because then no party can be singled out.
     """
     odd = _minority({name: held.width for name, held in parties.items()})
     rest = {name: held for name, held in parties.items() if name not in odd}
@@ -36,9 +36,9 @@ def parties_with_other_columns(parties: Mapping[str, Columns]) -> dict[str, str]
 
 
 def require_same_columns(parties: Mapping[str, Columns]) -> None:
-    """Refuse parties whose named columns are not the same, in whatever order, and say who lacks, or has besides, what.
+    """Refuse parties with different named columns, and list missing and extra ones; order is ignored.
 
-    Compared with a party whose columns most parties hold; with the first, where there are no such columns.
+    The reference is a party with the columns of the majority, or the first party if there is no majority.
     """
     held = {name: frozenset(one.names) for name, one in parties.items() if one.names is not None}
     votes = Counter(held.values()).most_common(2)
@@ -67,14 +67,14 @@ def _minority(held: Mapping[str, Hashable]) -> list[str]:
     if len(votes) == 2 and votes[0][1] == votes[1][1]:
         sides = [next(name for name, value in held.items() if value == vote) for vote, _ in votes]
         raise FeatureError(
-            f"Parties do not hold the same columns, and there are as many like {sides[0]!r} as like {sides[1]!r}: it "
-            "cannot be told whom to leave out. Agree on one list of columns, or give the data of one side only."
+            f"Parties have different columns, and as many agree with {sides[0]!r} as with {sides[1]!r}, so there is no "
+            "majority. Use the same columns at all parties, or pass the data of one group only."
         )
     return [name for name, value in held.items() if value != votes[0][0]] if votes else []
 
 
 def describe_difference(name: str, held: Columns, whom: str, expected: Columns) -> str:
-    """How the columns of a party differ from those of others; the order of columns is no matter."""
+    """Describe how the columns of a party differ from the expected ones; order is ignored."""
     missing, extra = _gap(held, expected)
     said = [f"lacks {first_few(missing[:MOST_NAMES], len(missing), 'column')}"] if missing else []
     said += [f"has {first_few(extra[:MOST_NAMES], len(extra), 'other column')}"] if extra else []
@@ -83,7 +83,7 @@ def describe_difference(name: str, held: Columns, whom: str, expected: Columns) 
 
 
 def _gap(held: Columns, expected: Columns) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that a party lacks, and those that it has besides; none where one of the two has no names."""
+    """Missing and extra names of a party; empty if one of the two has no names."""
     if held.names is None or expected.names is None:
         return (), ()
     here, there = set(held.names), set(expected.names)
@@ -92,9 +92,9 @@ def _gap(held: Columns, expected: Columns) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def require_any_party(kept: Sequence[str] | Mapping[str, Any], faults: Mapping[str, str]) -> None:
-    """Refuse a federation in which everybody is left out."""
+    """Refuse a federation in which every party is left out."""
     if not kept:
         name, reason = next(iter(faults.items()))
         raise PartyError(
-            f"Nobody is left: the data of all {len(faults)} parties are faulty. The first, {name!r}: {reason}"
+            f"No party is left: the data of all {len(faults)} parties are faulty. The first, {name!r}: {reason}"
         )

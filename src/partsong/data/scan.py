@@ -1,7 +1,6 @@
-"""A look at what was given, piece by piece and never densified: tiles for products, extremes, empty rows and columns,
-places of trouble, and the names of columns.
+"""Scan matrices block by block, without densifying: tiles, extremes, zero rows and columns, invalid cells, and names.
 
-Arrays may be mapped from files larger than memory: pages that have been read are given back.
+Arrays may be mapped from files larger than memory: pages are released after they have been read.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _MISSING = ("None", "nan", "NaT", "<NA>")
 TILE_BYTES = 2 << 20
 MAPPED_TILE_BYTES = 4 << 20
 FEWEST_TILE_ROWS = 64
-"""Fewer rows than these make a tile too low for its products to run at speed."""
+"""Products of tiles with fewer rows are slow."""
 BLOCK_HEIGHT = 256
 MOST_SUMMED = 1024
-"""Rows whose products are at most summed in the type of the data."""
+"""Maximum number of rows whose products are summed in the type of the data."""
 
 
 def even_ranges(start: int, stop: int, longest: int) -> list[tuple[int, int]]:
-    """start…stop in as few ranges as can be, none longer than `longest`, all of about the same length."""
+    """Split start…stop into the fewest ranges of similar length, none longer than `longest`."""
     count = -(-(stop - start) // longest)
     cuts = [start + (stop - start) * i // max(1, count) for i in range(count + 1)]
     return list(pairwise(cuts))
@@ -37,9 +36,9 @@ def even_ranges(start: int, stop: int, longest: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """An array in pieces that fit the cache, in a number type of choice.
+    """An array in tiles that fit the cache, converted to a number type.
 
-    Pages of a mapped file are given back once a piece is done.
+    Pages of a mapped file are released after each tile.
     """
 
     X: np.ndarray
@@ -47,7 +46,7 @@ class Tiles:
 
     @property
     def are_low(self) -> bool:
-        """Whether only few rows fit a tile; what is in memory already may exceed it somewhat."""
+        """Whether only few rows fit a tile; arrays in memory may exceed it somewhat."""
         return FEWEST_TILE_ROWS * self._row_bytes > self._bytes * (1 if self._is_mapped else 4)
 
     @property
@@ -57,11 +56,11 @@ class Tiles:
 
     @property
     def narrow_width(self) -> int:
-        """Columns of a block as high as can be: pages of a file are not read for a few numbers each."""
+        """Columns of a block of maximum height; for mapped files wide enough to use whole pages."""
         return self.block_width if self._is_mapped else max(1, self.block_width * BLOCK_HEIGHT // MOST_SUMMED)
 
     def of_rows(self, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Tiles of whole rows: a start, a stop, and the rows between them."""
+        """Yield tiles of whole rows: start, stop, and the rows between them."""
         mapped = file_mapping(self.X)
         height = max(1 if self.are_low else FEWEST_TILE_ROWS, self._bytes // self._row_bytes)
         is_by_row = self.X.flags.c_contiguous
@@ -73,7 +72,7 @@ class Tiles:
     def blocks(
         self, rows: tuple[int, int], columns: tuple[int, int]
     ) -> Iterator[tuple[int, int, int, int, np.ndarray]]:
-        """Rows a…b of columns c…d; all the columns where enough rows of them fit a block."""
+        """Yield blocks a…b × c…d; with all columns if enough rows fit."""
         mapped = file_mapping(self.X)
         width = max(1, min(columns[1] - columns[0], self.block_width))
         height = min(MOST_SUMMED, max(1, self._bytes // self.dtype.itemsize // width))
@@ -99,25 +98,25 @@ class Tiles:
 
 
 def file_mapping(X: np.ndarray) -> mmap.mmap | None:
-    """The file mapping behind an np.memmap in one piece, if its pages are those of the file.
+    """Return the mmap behind a contiguous np.memmap whose pages can be reread from the file; else None.
 
-    A copy-on-write map (mode "c") holds changes that exist nowhere else: its pages must stay.
+    A copy-on-write map (mode "c") holds changes that are not in the file, so its pages must stay.
     """
     found = getattr(X, "_mmap", None) if getattr(X, "mode", None) in ("r", "r+") else None
     return found if found is not None and (X.flags.c_contiguous or X.flags.f_contiguous) else None
 
 
 def release_pages(mapped: mmap.mmap, X: np.ndarray, start: int, stop: int) -> None:
-    """Tell the system that rows (of C order) or columns (of F order) start…stop are not needed again soon.
+    """Release the pages of rows (C order) or columns (F order) start…stop of a mapped file.
 
-    The file still holds them; the process' memory does not grow with what it has seen.
+    The data stay in the file; the memory of the process does not grow with the data read.
     """
     stride = max(X.strides)
     _release(mapped, X, [(start * stride, stop * stride)])
 
 
 def release_block(mapped: mmap.mmap, X: np.ndarray, rows: tuple[int, int], columns: tuple[int, int]) -> None:
-    """The same for a block: piece by piece of its rows (of C order), or whole columns (of F order)."""
+    """The same for a block: the part of each row (C order), or whole columns (F order)."""
     if not X.flags.c_contiguous:
         release_pages(mapped, X, *columns)
     elif columns == (0, X.shape[1]):
@@ -129,7 +128,7 @@ def release_block(mapped: mmap.mmap, X: np.ndarray, rows: tuple[int, int], colum
 
 
 def _release(mapped: mmap.mmap, X: np.ndarray, spans: list[tuple[int, int]]) -> None:
-    """Whole pages within spans of bytes of X; a page that a span begins in goes with it."""
+    """Release the pages of byte spans of X, including the page in which a span starts."""
     if not hasattr(mapped, "madvise"):
         return
     offset = X.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
@@ -148,7 +147,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class MarkedCells:
-    """Rows and columns that hold at least one marked cell, and the number of such cells."""
+    """Rows and columns with at least one marked cell, and the number of marked cells."""
 
     rows: Indices
     columns: Indices
@@ -157,7 +156,7 @@ class MarkedCells:
 
 @dataclass(frozen=True, slots=True)
 class ZeroScan:
-    """Rows and columns without a single nonzero, and columns that hold one nonzero value throughout."""
+    """All-zero rows and columns, and constant nonzero columns."""
 
     zero_rows: Indices
     zero_columns: Indices
@@ -165,12 +164,12 @@ class ZeroScan:
 
 
 def is_sparse(X: Any) -> bool:
-    """Whether X is one of SciPy's sparse containers; asked without importing SciPy."""
+    """Whether X is a SciPy sparse container; does not import SciPy."""
     return hasattr(X, "tocsr")
 
 
 def extremes(X: Any) -> tuple[float, float]:
-    """Smallest and largest stored value; both are NaN when there is a NaN."""
+    """Return the smallest and largest stored value; both are NaN if there is a NaN."""
     if is_sparse(X):
         return (float(X.data.min()), float(X.data.max())) if X.data.size else (0.0, 0.0)
     low, high = np.inf, -np.inf
@@ -180,7 +179,7 @@ def extremes(X: Any) -> tuple[float, float]:
 
 
 def find_cells(X: Any, is_marked: Callable[[npt.NDArray[Any]], Flags]) -> MarkedCells:
-    """Where `is_marked` holds; meant for the rare matrix in which something is wrong."""
+    """Find the cells for which `is_marked` holds; used only for matrices with invalid values."""
     bad_rows, bad_columns = np.zeros(X.shape[0], dtype=bool), np.zeros(X.shape[1], dtype=bool)
     if is_sparse(X):
         at = np.flatnonzero(is_marked(X.data))
@@ -198,7 +197,7 @@ def find_cells(X: Any, is_marked: Callable[[npt.NDArray[Any]], Flags]) -> Marked
 
 
 def scan_zeros(X: Any) -> ZeroScan:
-    """Zero rows, zero columns and constant columns."""
+    """Find zero rows, zero columns and constant columns."""
     return _sparse_blanks(X) if is_sparse(X) else _dense_blanks(X)
 
 
@@ -216,9 +215,9 @@ def _dense_blanks(X: npt.NDArray[Any]) -> ZeroScan:
 
 
 def _sparse_blanks(X: Any) -> ZeroScan:
-    """A column can be constant and nonzero only where every row stores a value, so few columns are looked at."""
+    """Only columns with a value in every row can be constant and nonzero, so few columns are compared."""
     n_rows, n_columns = X.shape
-    zeros_at = np.flatnonzero(X.data == 0)  # stored, yet zero: few or none
+    zeros_at = np.flatnonzero(X.data == 0)  # explicitly stored zeros: few or none
     majors_of_zeros = np.searchsorted(X.indptr, zeros_at, side="right") - 1
     by_major = np.diff(X.indptr) - np.bincount(majors_of_zeros, minlength=X.indptr.size - 1)
     minor_size = n_columns if X.format == "csr" else n_rows
@@ -241,7 +240,7 @@ def _blanks(row_has_value: Flags, column_has_value: Flags, constant: Indices) ->
 
 
 def _blocks(X: npt.NDArray[Any]) -> Iterator[tuple[slice, slice, npt.NDArray[Any]]]:
-    """Views of about 8 MB along the way the matrix lies in memory or on disk; mapped pages are given back."""
+    """Views of about 8 MB in memory order; pages of mapped files are released."""
     is_by_column = X.flags.f_contiguous and not X.flags.c_contiguous
     long, short = X.shape[::-1] if is_by_column else X.shape
     mapped = file_mapping(X)
@@ -255,10 +254,10 @@ def _blocks(X: npt.NDArray[Any]) -> Iterator[tuple[slice, slice, npt.NDArray[Any
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing worth knowing about a matrix. Errors keep it from being factorized; notes do not.
+    """A finding about a matrix. Errors prevent a factorization; notes do not.
 
-    `rows` and `columns` are the first few concerned, counted from 0; `count` is the number of cells, rows, columns or
-    names in all, whichever the message speaks of.
+    `rows` and `columns` are the first few affected, counted from 0; `count` is the total number of cells, rows, columns
+    or names that the message is about.
     """
 
     kind: str
@@ -271,7 +270,7 @@ class Finding:
 
 
 def label_positions(indices: Indices, names: Sequence[str] | None) -> list[str]:
-    """The first few as text, with their names where these are known."""
+    """Format the first few indices, with their names if known."""
     shown = first_indices(indices)
     if names is None or any(index >= len(names) for index in shown):
         return [str(index) for index in shown]
@@ -279,21 +278,21 @@ def label_positions(indices: Indices, names: Sequence[str] | None) -> list[str]:
 
 
 def first_indices(indices: Indices) -> tuple[int, ...]:
-    """The first few, as plain numbers."""
+    """The first few indices, as Python integers."""
     return tuple(int(index) for index in indices[:SHOWN])
 
 
 def column_labels(X: Any) -> list[Any] | None:
-    """What a data frame calls its columns; None for anything else."""
+    """Return the column labels of a data frame; None for anything else."""
     if hasattr(X, "iloc") and hasattr(X, "columns"):
         return list(X.columns)
     return list(X.__dataframe__().column_names()) if hasattr(X, "__dataframe__") else None
 
 
 def column_names(X: Any) -> tuple[str, ...] | None:
-    """The names of a data frame's columns, checked; labels without any text among them (numbers) are not names.
+    """Return the checked column names of a data frame; None if no label is text (numbers are not names).
 
-    Labels must differ in either case.
+    Labels must be unique in either case.
     """
     labels = column_labels(X) or []
     has_names = any(isinstance(label, str) for label in labels)
@@ -304,28 +303,28 @@ def column_names(X: Any) -> tuple[str, ...] | None:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Names that occur more than once, in the order of their first occurrence."""
+    """Return names that occur more than once, in order of first occurrence."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
 def require_names(feature_names: Sequence[str], source: str) -> None:
-    """Raise FeatureError for names that are empty, used twice, or no text."""
+    """Raise FeatureError for names that are empty, duplicated, or not text."""
     for finding in name_errors(feature_names, len(feature_names)):
         raise FeatureError(f"{source}: {finding.message} {finding.remedy}")
 
 
 def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
-    """Findings about a wrong number of names, names used twice, empty names, and names that are no text."""
+    """Yield findings on a wrong number of names, duplicates, empty names, and names that are not text."""
     if len(names) != n_columns:
         message = f"{len(names)} feature names for {n_columns} columns."
-        yield Finding("name-count", "error", message, "Give one name per column, or none.", count=len(names))
+        yield Finding("name-count", "error", message, "Pass one name per column, or none.", count=len(names))
     empty = [position for position, name in enumerate(names) if _is_missing(name)]
     twice = [name for name in repeated(names) if not _is_missing(name)]
     if twice:
         at = {name: [place for place, other in enumerate(names) if other == name] for name in twice[:SHOWN]}
         shown = [f"{name!r} ({first_few(found[:SHOWN], len(found), 'column')})" for name, found in at.items()]
         message = f"Feature names must differ; used more than once: {first_few(shown, len(twice), 'name')}."
-        remedy = "Columns are counted from 0. Rename the columns, or merge those that mean the same."
+        remedy = "Columns are counted from 0. Rename the columns, or merge those with the same meaning."
         columns = tuple(sorted(place for found in at.values() for place in found)[:SHOWN])
         yield Finding("duplicate-names", "error", message, remedy, columns=columns, count=len(twice))
     if empty:
@@ -335,8 +334,8 @@ def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
     others = [place for place, name in enumerate(names) if not isinstance(name, str) and place not in set(empty)]
     if others:
         shown = [f"{place} ({names[place]!r})" for place in others[:SHOWN]]
-        message = f"Feature names must be text; they are not in {first_few(shown, len(others), 'column')}."
-        remedy = "Make all of them text: X.columns = X.columns.astype(str)."
+        message = f"Feature names must be text; they are not text in {first_few(shown, len(others), 'column')}."
+        remedy = "Convert them with X.columns = X.columns.astype(str)."
         yield Finding("name-type", "error", message, remedy, columns=tuple(others[:SHOWN]), count=len(others))
 
 

@@ -1,4 +1,4 @@
-"""Sparse rows."""
+"""Sparse rows in CSR form."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from partsong.kernels import csr_products, fused_steps, numpy_backend
 from partsong.kernels.fused_steps import FusedSteps, StepRule, max_steps_per_call
 
 TRUSTED = 1e-11
-"""Squared errors below this share of ‖X‖² are mostly rounding where they are a difference of sums."""
+"""Below this share of ‖X‖², squared errors from the trace formula are mostly rounding."""
 KNOWN = 1e-13
-"""The least that such a difference can tell."""
+"""The smallest squared error that the trace formula can resolve, as a share of ‖X‖²."""
 MOST_ENTRYWISE = 2e8
-"""Multiply-adds for which all entries of W H are looked at, zeros of X included."""
+"""Maximum multiply-adds for computing all entries of W H, zeros of X included."""
 EXACT_SUMS = 1 << 21
-"""Sums up to this number are held in float64."""
+"""Up to this many sums are kept in float64."""
 SECOND_COPY_BYTES = 16 << 20
-"""Data up to this size are held by column as well."""
+"""Data up to this size are also stored by column."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparseMatrix(CsrRows):
-    """Rows in CSR form with ascending columns; nothing is ever made dense.
+    """Rows in CSR form with ascending columns; never dense.
 
-    X Hᵀ goes over rows and gathers rows of Hᵀ. XᵀW gathers rows of W where the CSR form of the transpose is at hand;
-    otherwise rows of W are scattered, with a range of columns for each thread. A second copy is faster while W fits
-    the cache, and costs as much memory as the data.
+    X Hᵀ goes over rows and gathers rows of Hᵀ. XᵀW gathers rows of W if the CSR form of the transpose is available;
+    otherwise rows of W are scattered, with a range of columns for each thread. A second copy is faster while W fits the
+    cache, and needs as much memory as the data.
     """
 
     @staticmethod
     def of_rows(by_row: Any) -> SparseMatrix:
-        """With a second copy by column where that is small."""
+        """Create a matrix, with a second copy by column if it is small."""
         is_small = by_row.data.nbytes + by_row.indices.nbytes <= SECOND_COPY_BYTES
         return SparseMatrix(by_row, by_row.T.tocsr() if is_small else None)
 
@@ -92,7 +92,7 @@ class SparseMatrix(CsrRows):
         return total.astype(self.dtype, copy=False)
 
     def max_steps_per_call(self, rank: int, rule: StepRule) -> int:
-        """So many that a call takes a fraction of a second; none without a copy by column, or where threads share."""
+        """Steps per call, for a fraction of a second; 0 without a copy by column, or if threads share the rows."""
         if self.by_column is None or len(self._pieces(self.by_row, rank, 2 * rank)) > 1:
             return 0
         return max_steps_per_call(4.0 * rank * GATHER_COST * self.stored, self.shape, rank, rule)
@@ -100,7 +100,7 @@ class SparseMatrix(CsrRows):
     def run_fused_steps(
         self, W: np.ndarray, W_before: np.ndarray, Ht: np.ndarray, Ht_before: np.ndarray, steps: FusedSteps
     ) -> None:
-        """By rows, then by columns; see solvers.local_steps."""
+        """Run steps by rows, then by columns; see solvers.local_steps."""
         by_row, by_column = ((side.indptr, side.indices, side.data) for side in (self.by_row, self.by_column))
         fused_steps.run_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, steps)
 
@@ -111,7 +111,7 @@ class SparseMatrix(CsrRows):
         return SparseMatrix.of_rows(chosen)
 
     def squared_distance(self, W: np.ndarray, Ht: np.ndarray) -> float:
-        """‖X − W H‖² in float64: by the trace formula, or entry by entry where that is nothing but rounding."""
+        """‖X − W H‖² in float64: by the trace formula, or entry by entry if that would be mostly rounding."""
         side = self.by_row
         entries = side.indptr, side.indices, side.data, Ht
         inner = csr_products.inner_with_rows
@@ -123,7 +123,7 @@ class SparseMatrix(CsrRows):
         return self._distance_by_entries(W, Ht) if is_affordable else max(squared, KNOWN * self.squared_norm)
 
     def _distance_by_entries(self, W: np.ndarray, Ht: np.ndarray) -> float:
-        """‖X − W H‖² with some rows of W H at a time: n·m·k operations, for models that fit nearly perfectly."""
+        """‖X − W H‖² in blocks of rows of W H: n·m·k operations, for nearly perfect fits."""
         H, side, total = Ht.T.astype(np.float64), self.by_row, 0.0
         height = max(1, CHUNK // max(1, self.shape[1]))
         for a in range(0, self.shape[0], height):
@@ -135,7 +135,7 @@ class SparseMatrix(CsrRows):
         return total
 
     def _pieces(self, side: Any, columns: int, per_row: int = 0) -> list[tuple[int, int]]:
-        """Ranges of rows with equal effort: entries gathered, and what a row costs beside them (in the same unit)."""
+        """Ranges of rows of equal cost: gathered entries plus `per_row` (in the same unit)."""
         rows = side.shape[0]
         effort = side.indptr * np.int64(GATHER_COST) + np.arange(rows + 1, dtype=np.int64) * per_row
         return runtime.split_range(rows, 2.0 * columns * float(effort[-1]), effort)

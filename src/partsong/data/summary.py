@@ -1,4 +1,4 @@
-"""Numbers about a table, and the rows that keep it from being factorized; blocks of rows, never a dense copy."""
+"""Summary statistics of a table, and the rows with invalid values; block by block, without a dense copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS: Marks = (
 
 
 def summary_of(table: Table) -> dict[str, Any]:
-    """Shape, filling, type, memory, range and names. Range and mean are those of the finite values."""
+    """Return shape, sparsity, type, memory, range and names; range and mean are over finite values."""
     X = table.X
     n_cells = int(X.shape[0]) * int(X.shape[1])
     low, high, total, n_finite, n_nonzero = _statistics(X)
@@ -51,7 +51,7 @@ def summary_of(table: Table) -> dict[str, Any]:
 
 
 def offending_rows(table: Table) -> Iterator[tuple[Any, ...]]:
-    """Row, sample, severity, problem, number of cells, first column and its name; rows and columns count from 0."""
+    """Yield row, sample, severity, problem, number of cells, first column and its name; counted from 0."""
     X = table.X
     if X.dtype.kind not in "biuf" or 0 in X.shape:
         return

@@ -1,4 +1,4 @@
-"""A table: one party's rows as they were read, with the names that go with them."""
+"""Tables: the rows of one party as read from a file, with feature names, sample names and labels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 from partsong.data.scan import SHOWN, Finding, is_sparse, repeated
 from partsong.errors import FeatureError, ShapeError, first_few
 
-_FEWEST_TITLES = 3  # two numbers ascend in every other row
+_FEWEST_TITLES = 3  # two numbers ascend in half of all rows by chance
 _LOOKED_AT = 100
 
 
 def header_findings(X: Any, feature_names: Sequence[str] | None) -> tuple[Finding, ...]:
-    """A note where names may be among the numbers of a text file, such as years.
+    """Return a note if the first line of a text file may be a header of numbers, such as years.
 
-    The first row ascends in whole numbers, and none of those below does.
+    That is the case if the first row has ascending whole numbers and no other row does.
     """
     if feature_names is not None or X.shape[0] < 2 or X.shape[1] < _FEWEST_TITLES:
         return ()
@@ -29,8 +29,8 @@ def header_findings(X: Any, feature_names: Sequence[str] | None) -> tuple[Findin
     if not ascends[0] or ascends[1:].any():
         return ()
     titles = ", ".join(f"{title:.0f}" for title in top[0, :_FEWEST_TITLES])
-    message = f"The first line was read as data, but may be a header: whole numbers that ascend ({titles}, …)."
-    remedy = "Say which: header is true if it names the columns, false if it is data."
+    message = f"The first line was read as data, but may be a header: ascending whole numbers ({titles}, …)."
+    remedy = "Set header to true if it names the columns, to false if it is data."
     return (Finding("header-or-data", "note", message, remedy, rows=(0,), count=1),)
 
 
@@ -38,7 +38,7 @@ def header_findings(X: Any, feature_names: Sequence[str] | None) -> tuple[Findin
 class Table:
     """Values and their names; rows are samples, columns are features.
 
-    X is a 2-D ndarray, a memmap or CSR. `source` says where the rows came from, for messages only.
+    X is a 2-D ndarray, a memmap or CSR. `source` is the origin of the rows, for messages only.
     """
 
     X: Any
@@ -50,25 +50,23 @@ class Table:
     def __post_init__(self) -> None:
         if self.X.ndim != 2:
             raise ShapeError(
-                f"{self.source}: a table has rows and columns, but this array has {self.X.ndim} dimension(s) "
+                f"{self.source}: a table has 2 dimensions, but this array has {self.X.ndim} "
                 f"(shape {tuple(self.X.shape)}). Reshape it to samples x features."
             )
         n_rows, n_columns = self.X.shape
         if self.feature_names is not None and len(self.feature_names) != n_columns:
             raise FeatureError(
                 f"{self.source}: {len(self.feature_names)} feature names for {n_columns} columns. "
-                "Give one name per column, or none at all."
+                "Pass one name per column, or none."
             )
         for what, values in (("sample names", self.sample_names), ("labels", self.labels)):
             if values is not None and len(values) != n_rows:
-                raise ShapeError(
-                    f"{self.source}: {len(values)} {what} for {n_rows} rows. Give one per row, or none at all."
-                )
+                raise ShapeError(f"{self.source}: {len(values)} {what} for {n_rows} rows. Pass one per row, or none.")
 
     def aligned_to(self, feature_names: Sequence[str], *, drop_extra: bool = False) -> Table:
-        """The same rows with columns picked by name, in the order given; a reordered memmap is read into memory.
+        """Return the same rows with columns selected by name, in the given order; a reordered memmap is read to memory.
 
-        Columns that were not asked for are an error, so that nothing is lost by accident; `drop_extra` drops them.
+        Extra columns are an error, so that nothing is lost by accident; `drop_extra` drops them.
         """
         wanted = tuple(feature_names)
         own = self._names_to_align(wanted)
@@ -79,9 +77,9 @@ class Table:
         extra = sorted(set(own).difference(wanted), key=place.__getitem__)
         if extra and not drop_extra:
             raise FeatureError(
-                f"{self.source}: {len(extra)} column(s) are not among the features asked for: "
+                f"{self.source}: {len(extra)} column(s) are not among the requested features: "
                 f"{first_few(map(repr, extra[:SHOWN]), len(extra), 'column')}. "
-                "To leave them out, set drop_extra.",
+                "Set drop_extra to leave them out.",
                 parameter="drop_extra",
             )
         if wanted == own:
@@ -94,22 +92,22 @@ class Table:
         if self.feature_names is None:
             raise FeatureError(
                 f"{self.source}: the columns have no names, so they cannot be matched with {len(wanted)} names. "
-                "Add a header line, or a list of feature names, to the data."
+                "Add a header line or feature names to the data."
             )
-        for whose, names in ((f"{self.source}: the table", self.feature_names), ("The features asked for", wanted)):
+        for whose, names in ((f"{self.source}: the table", self.feature_names), ("The requested features", wanted)):
             twice = repeated(names)
             if twice:
                 shown = first_few(map(repr, twice[:SHOWN]), len(twice), "name")
-                raise FeatureError(f"{whose} use more than once the {shown}. Make the names unique before aligning.")
+                raise FeatureError(f"{whose} use these names more than once: {shown}. Make the names unique.")
         return self.feature_names
 
 
 def _missing_message(source: str, missing: list[str], own: tuple[str, ...]) -> str:
     folded = {name.casefold(): name for name in own}
     twins = [(name, folded[name.casefold()]) for name in missing if name.casefold() in folded]
-    hint = "Add these columns (zeros, if they were not measured), or agree on the features all parties have."
+    hint = "Add these columns (zeros if they were not measured), or use the features that all parties have."
     if twins:
         asked, held = twins[0]
-        hint = f"{len(twins)} of them differ only in upper and lower case ({asked!r} is {held!r} here): rename these. "
+        hint = f"{len(twins)} of them differ only in case ({asked!r} is {held!r} here). Rename these. "
     shown = first_few(map(repr, missing[:SHOWN]), len(missing), "feature")
-    return f"{source}: {len(missing)} of the features asked for are not in the table: {shown}. {hint}".rstrip()
+    return f"{source}: {len(missing)} of the requested features are not in the table: {shown}. {hint}".rstrip()

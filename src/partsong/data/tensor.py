@@ -1,4 +1,4 @@
-"""Rows as a torch tensor."""
+"""Rows as a torch tensor, dense or sparse CSR, on any device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from partsong.core.interfaces import RowBlock, Sums
 from partsong.core.runtime import cached_property
 
 FEWEST_SUMMED, MOST_SUMMED = 64, 1024
-"""Rows whose products are summed in the type of the data."""
+"""Minimum and maximum number of rows whose products are summed in the type of the data."""
 SUMS = 1 << 22
-"""The most sums that are held beside the result."""
+"""Maximum number of partial sums."""
 EXACT_NUMBERS = 1 << 24
 """Entries converted to float64 together."""
 
@@ -26,7 +26,7 @@ class TensorMatrix:
 
     @cached_property
     def X_transposed(self) -> Any:
-        """Xᵀ: a view of strided data; for CSR, whose view torch cannot multiply, a second copy."""
+        """Xᵀ: a view of strided data; a second copy for CSR, since torch cannot multiply a transposed view."""
         if self.X.layout is _strided():
             return self.X.T
         return self.X.to_sparse_coo().t().coalesce().to_sparse_csr()
@@ -57,7 +57,7 @@ class TensorMatrix:
 
     @property
     def row_weights(self) -> None:
-        """All rows count once."""
+        """All rows have weight 1."""
 
     @property
     def total_weight(self) -> float:
@@ -96,7 +96,7 @@ class TensorMatrix:
         return self.X @ B
 
     def transposed_times(self, A: Any) -> Any:
-        """Xᵀ A; over strided data in sums of some rows, since long ones in float32 lose digits."""
+        """Xᵀ A; for strided data summed in blocks of rows, because long float32 sums lose digits."""
         import torch
 
         if self.X.layout is not _strided():
@@ -104,7 +104,7 @@ class TensorMatrix:
         size = self.shape[1] * A.shape[1]
         kind = torch.float64 if size <= SUMS else self.dtype
         total = torch.zeros((self.shape[1], A.shape[1]), dtype=kind, device=self.X.device)
-        height = min(max(FEWEST_SUMMED, size // 32), MOST_SUMMED)  # rounding in few sums does not average out
+        height = min(max(FEWEST_SUMMED, size // 32), MOST_SUMMED)  # rounding errors in few sums do not average out
         group = height * max(1, SUMS // max(1, size))
         for X, F in zip(self.X.split(group), A.split(group), strict=True):
             count = len(X) // height
@@ -141,7 +141,7 @@ class TensorMatrix:
         return kernels.of(self.X).cast(values, self.X)
 
     def squared_distance(self, W: Any, Ht: Any) -> float:
-        """‖X − W H‖² in float64: row by row for strided data, by the trace formula for others."""
+        """‖X − W H‖² in float64: row by row for strided data, else by the trace formula."""
         if self.X.layout is _strided():
             height, H = max(1, EXACT_NUMBERS // max(1, self.shape[1])), Ht.double().T
             pairs = zip(self.X.split(height), W.split(height), strict=True)

@@ -1,4 +1,4 @@
-"""What is wrong with a matrix, where, and what to do about it; asked before anything is computed."""
+"""Input validation: what is wrong with a matrix, where, and what to do, before anything is computed."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ _ERRORS: dict[str, type[PartsongError]] = {
     "name-type": FeatureError,
 }
 NOTHING_TO_LEARN = (
-    "Nothing can be learned from such a party: it adds nothing to sums, and to averages no more than a start that it "
-    'drew at random. Check its data, or leave it out: on_party_error="skip", or --on-party-error skip.'
+    "This party contributes nothing to sums, and only a random start to averages. "
+    'Check its data, or leave it out: on_party_error="skip", or --on-party-error skip.'
 )
-_EMPTY_COLUMN = "Harmless: they carry nothing. Drop them to save time."
-_CONSTANT = "They tell no sample from another. Drop them, unless an offset is meant."
+_EMPTY_COLUMN = "They are harmless. Drop them to save time."
+_CONSTANT = "They do not distinguish samples. Drop them, unless they are an intended offset."
 TITLES = re.compile(r"unnamed: ?\d+|.+[ _.-]id|(row|sample)[ _.-]?(id|index|number|names?)")
-"""Titles under which whole numbers are no measurements; pandas makes the first of an index that was saved twice."""
+"""Column titles that mark whole numbers as identifiers; pandas writes the first one for an unnamed index."""
 WORDS = frozenset({"id", "idx", "index", "sample", "row", "#"})
-"""Titles that may be words counted in texts as well: here the numbers must also differ from row to row."""
-FEWEST_ROWS = 10  # shorter columns of counts may ascend by chance
-FEWEST_TO_DIFFER = 4  # in the first column, where an index stands, and under a title that says so
+"""Titles that may also be words counted in texts; here the numbers must be unique as well."""
+FEWEST_ROWS = 10  # shorter columns may count up by chance
+FEWEST_TO_DIFFER = 4  # for the first column, where an index usually is, and for titles of identifiers
 
 
 def cell_errors(X: Any, feature_names: Sequence[str] | None = None) -> Iterator[Finding]:
-    """A finding on complex columns, or on single cells that are not numbers; None counts as a gap among numbers.
+    """Yield a finding on complex columns, or on cells that are not numbers; None counts as a missing number.
 
-    Columns that hold nothing but numbers by their type are not looked at.
+    Columns with a numeric type are not scanned.
     """
     kinds = _kinds(X)
     if "c" in kinds:
@@ -90,14 +90,14 @@ def _finding(
     feature_names: Sequence[str] | None,
 ) -> Finding:
     columns = doubtful[at]
-    told = [
+    shown = [
         f"row {row}, column {label_positions(column, feature_names)[0]}: {_short(cells[row, place])}"
         for row, place, column in zip(rows[:SHOWN], at[:SHOWN], columns[:SHOWN, None], strict=True)
     ]
-    reason = _complaint(cells[rows[0], at[0]]) or "numbers written as text are text"
+    reason = _complaint(cells[rows[0], at[0]]) or "numbers are stored as text"
     more = f" (and {rows.size - SHOWN} more)" if rows.size > SHOWN else ""
-    message = f"{rows.size} cell(s) are not numbers: {'; '.join(told)}{more}; counted from 0; {reason}."
-    remedy = "Take text columns out, encode categories as numbers, fill gaps, and convert with X.astype(float)."
+    message = f"{rows.size} cell(s) are not numbers: {'; '.join(shown)}{more}; counted from 0; {reason}."
+    remedy = "Remove text columns, encode categories as numbers, fill gaps, and convert with X.astype(float)."
     return Finding(
         "non-numeric",
         "error",
@@ -110,7 +110,7 @@ def _finding(
 
 
 def _kinds(X: Any) -> list[str]:
-    """The kind of each column, as NumPy abbreviates it."""
+    """The NumPy kind character of each column."""
     if hasattr(X, "iloc") and hasattr(X, "dtypes"):
         types = X.dtypes
         return [str(getattr(dtype, "kind", "O")) for dtype in (types if hasattr(types, "__iter__") else [types])]
@@ -127,7 +127,7 @@ def _objects(X: Any, columns: npt.NDArray[np.intp]) -> Cells:
 
 
 def _are_foreign(cells: Cells) -> npt.NDArray[np.bool_]:
-    """Whether a cell is no number: those that cannot be made one where there are any, else numbers written as text."""
+    """Mark cells that cannot be converted to a number; if there are none, numbers stored as text."""
     strange = np.array([not isinstance(cell, _NUMBERS) for cell in cells.flat], dtype=bool).reshape(cells.shape)
     hopeless = strange.copy()
     hopeless[strange] = [_complaint(cell) != "" for cell in cells[strange]]
@@ -135,7 +135,7 @@ def _are_foreign(cells: Cells) -> npt.NDArray[np.bool_]:
 
 
 def _complaint(cell: Any) -> str:
-    """Why a cell cannot be made a number, in Python's words; empty where it can."""
+    """Python's message why a cell cannot be converted to a number; empty if it can."""
     try:
         float(cell)
     except (TypeError, ValueError) as error:
@@ -151,9 +151,9 @@ def _short(cell: Any) -> str:
 def inspect(
     X: Any, feature_names: Sequence[str] | None = None, sample_names: Sequence[str] | None = None
 ) -> tuple[Finding, ...]:
-    """Everything that can be said about X before a fit, errors first.
+    """Return all findings about X before a fit, errors first.
 
-    Memory maps are read in blocks of about 8 MB; sparse matrices are looked at through their stored values.
+    Memory maps are read in blocks of about 8 MB; of sparse matrices only stored values are read.
     """
     errors = tuple(_errors(X, feature_names, sample_names))
     unreadable = {"container", "not-2d", "no-rows", "no-columns", "non-numeric", "complex"}
@@ -165,24 +165,24 @@ def inspect(
 def require_factorizable(
     X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None, *, party: str = ""
 ) -> None:
-    """Raise the typed error for the first thing that keeps X from being factorized; two reductions if all is well.
+    """Raise the error of the first problem that prevents a factorization of X; two passes over valid data.
 
-    `dtype` is the precision that the fit will use where it is not that of X. Of a `party` zeros alone are
-    refused, and rows are told to be its own.
+    `dtype` is the precision of the fit if it differs from that of X. For a `party`, all-zero data are refused, and the
+    message names the party.
     """
     for finding in _errors(X, feature_names, None, dtype, party):
         raise error_from(finding)
 
 
 def require_transformable(X: Any, feature_names: Sequence[str] | None = None, dtype: Any = None) -> None:
-    """The same for rows that a model gets to see: they may be as small as they like, since nothing is squared."""
+    """The same for rows to transform: they may be arbitrarily small, because nothing is squared."""
     for finding in _errors(X, feature_names, None, dtype):
         if finding.kind != "too-small":
             raise error_from(finding)
 
 
 def error_from(finding: Finding) -> PartsongError:
-    """The typed error that says what a finding says."""
+    """Return the exception of a finding."""
     return _ERRORS[finding.kind](f"{finding.message} {finding.remedy}".rstrip())
 
 
@@ -224,12 +224,12 @@ def _value_errors(
 
 
 def _scale_error(high: float, dtype: np.dtype[Any]) -> Iterator[Finding]:
-    """Sums of squares must neither overflow nor vanish in the precision of the fit."""
+    """Sums of squares must neither overflow nor underflow in the precision of the fit."""
     reach = 1e15 if dtype == np.float32 else 1e140
     if high > reach or 0 < high < 1 / reach:
         message = f"The largest value is {high:.3g}: squares of such values leave the range of {dtype}."
-        remedy = "Rescale the data (divide by the largest value, say)" + (
-            ", or compute in float64 (dtype)." if dtype == np.float32 else "."
+        remedy = "Rescale the data, for example by the largest value" + (
+            ", or use dtype float64." if dtype == np.float32 else "."
         )
         yield Finding("scale" if high > reach else "too-small", "error", message, remedy)
 
@@ -239,9 +239,14 @@ def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 _FAULTS: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
-    ("nan", "NaN in data", "Fill the gaps (with 0 or a column's median, say) or drop these rows.", np.isnan),
-    ("infinite", "Infinite values (inf) in data", "Look for a division by zero or an overflow before.", np.isinf),
-    ("negative", "Negative values in data passed to NMF", "Shift, clip or drop them: parts only add up.", _is_negative),
+    ("nan", "NaN in data", "Fill the gaps, for example with 0 or the column median, or drop these rows.", np.isnan),
+    (
+        "infinite",
+        "Infinite values (inf) in data",
+        "Look for a division by zero or an overflow in earlier steps.",
+        np.isinf,
+    ),
+    ("negative", "Negative values in data passed to NMF", "Shift, clip or drop them.", _is_negative),
 )
 
 
@@ -256,13 +261,13 @@ def _where(
 def _notes(X: Any, feature_names: Sequence[str] | None, sample_names: Sequence[str] | None) -> Iterator[Finding]:
     found = scan_zeros(X)
     if found.zero_rows.size == X.shape[0]:
-        yield Finding("all-zero", "note", "Every value is zero.", "Check the file: a fit of nothing is nothing.")
+        yield Finding("all-zero", "note", "Every value is zero.", "Check the file.")
         return
     if found.zero_rows.size:
         text = first_few(label_positions(found.zero_rows, sample_names), found.zero_rows.size, "row")
         message, remedy = (
             f"All zero: {text}, counted from 0.",
-            "Harmless: their weights are 0. Drop them if unexpected.",
+            "They are harmless: their weights are 0. Drop them if unexpected.",
         )
         yield Finding(
             "zero-rows", "note", message, remedy, rows=first_indices(found.zero_rows), count=found.zero_rows.size
@@ -283,7 +288,7 @@ def _column_note(
 
 
 def identifier_columns(X: Any, feature_names: Sequence[str] | None = None) -> Indices:
-    """Columns of whole numbers that are titled like an identifier, and columns with x_i = x_0 + i."""
+    """Return columns of whole numbers with the title of an identifier, and columns with x_i = x_0 + i."""
     n_rows, n_columns = X.shape
     if X.dtype.kind not in "iuf" or n_rows < 2 or n_columns < 2:
         return np.zeros(0, dtype=np.intp)
@@ -292,16 +297,16 @@ def identifier_columns(X: Any, feature_names: Sequence[str] | None = None) -> In
 
 
 def identifier_findings(X: Any, feature_names: Sequence[str] | None = None) -> tuple[Finding, ...]:
-    """A note on such columns, with the ways to leave them out; nothing where there are none."""
+    """Return a note on such columns and how to leave them out, if there are any."""
     found = identifier_columns(X, feature_names)
     if not found.size:
         return ()
     shown = first_few(label_positions(found, feature_names), found.size, "column")
-    message = f"Looks like numbers of rows rather than measurements: {shown}, counted from 0."
+    message = f"These look like row identifiers, not measurements: {shown}, counted from 0."
     name = "…" if feature_names is None else feature_names[int(found[0])]
     remedy = (
-        f"A fit takes it for a feature. Name {name!r} as the label to leave it out, or, in text files, put it first "
-        "under the title 'sample' so that it names the rows."
+        f"A fit would use it as a feature. Pass {name!r} as the label to leave it out. In a text file, you can also "
+        "put it first with the title 'sample', so that it names the rows."
     )
     return (
         Finding("identifier-columns", "note", message, remedy, columns=first_indices(found), count=int(found.size)),
@@ -318,7 +323,7 @@ def _is_titled(X: Any, at: int, title: str) -> bool:
 
 
 def _counting(X: Any) -> Indices:
-    """Columns with x_i = x_0 + i for all i; few rows decide for nearly all columns, and only the rest is read on."""
+    """Columns with x_i = x_0 + i for all i; the first rows exclude nearly all columns, and only the rest is read."""
     n_rows = X.shape[0]
     top = _dense(X[: min(n_rows, FEWEST_ROWS)])
     steps = (np.diff(top, axis=0) == 1).all(axis=0)

@@ -15,7 +15,7 @@ def test_titles_among_the_numbers_are_noticed(titles):
     (note,) = header_findings(np.vstack([titles, X]), None)
     assert (note.severity, note.rows) == ("note", (0,))
     assert ", ".join(map(str, titles[:3])) in note.message
-    assert "header is true" in note.remedy
+    assert "header to true" in note.remedy
 
 
 @pytest.mark.parametrize(

@@ -524,7 +524,7 @@ def test_text_in_a_frame_is_told_by_name_and_counted():
         with pytest.raises(UnreadableError, match=r"80 cell\(s\).*row 0, column 7 \('g7'\): 'x'.*and 75 more"):
             call(frame)
     frame["g7"] = "1.5"
-    with pytest.raises(UnreadableError, match=r"80 cell\(s\).*numbers written as text"):
+    with pytest.raises(UnreadableError, match=r"80 cell\(s\).*numbers are stored as text"):
         partsong.NMF(2).fit(frame)
     frame["g7"] = pandas.Timestamp(0)
     with pytest.raises(UnreadableError, match=r"column 7 \('g7'\): Timestamp"):
@@ -574,7 +574,7 @@ def test_columns_that_are_numbered_have_no_names():
 @pytest.mark.parametrize(
     ("bad", "remedy"),
     [(np.ma.masked_less(planted(), 0.1), r"masked value.*filled\(0\)"), (planted() * 1j, r"Complex.*abs\(X\)"),
-     (sp.csr_array(planted() * 1j), r"Complex.*abs\(X\)"), ([[1, 2], [3]], "rows are samples, all of one length"),
+     (sp.csr_array(planted() * 1j), r"Complex.*abs\(X\)"), ([[1, 2], [3]], "rows are samples of equal length"),
      ("data.csv", r"partsong.read\(path\)"), (np.zeros((2, 2), "datetime64[D]"), "not numbers")],
     ids=["secure_aggregation", "complex", "sparse complex", "ragged", "path", "dates"],
 )  # fmt: skip

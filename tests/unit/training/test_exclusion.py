@@ -93,7 +93,7 @@ def test_whose_columns_are_odd_is_no_matter_of_order():
             )
         assert set(model.parties_) == set("acd")
     two = {name: frames[name] for name in "ab"}
-    with pytest.raises(FeatureError, match=r"as many like 'a' as like 'b'.*cannot be told"):
+    with pytest.raises(FeatureError, match=r"as many agree with 'a' as with 'b'.*no majority"):
         partsong.FederatedNMF(3, on_party_error="skip").fit(two)
 
 
@@ -126,13 +126,13 @@ def test_of_the_columns_that_a_party_lacks_thirty_are_named():
 def test_why_zeros_are_refused_is_true_of_every_method(method):
     """Sums do not change by such a party; only averages hear of its start, and the reason says so of averages alone."""
     X = dict(zip("abcd", parts(), strict=True))
-    with pytest.raises(DataError, match=r"adds nothing to sums, and to averages no more than a start"):
+    with pytest.raises(DataError, match=r"contributes nothing to sums, and only a random start to averages"):
         partsong.FederatedNMF(3, method=method, **SETTINGS).fit({**X, "e": 0 * X["b"]})
 
 
 def test_somebody_has_to_be_left():
     X = parts()
-    with pytest.raises(PartyError, match=r"Nobody is left: the data of all 2 parties are faulty.* 'party-01': NaN"):
+    with pytest.raises(PartyError, match=r"No party is left: the data of all 2 parties are faulty.* 'party-01': NaN"):
         partsong.FederatedNMF(3, on_party_error="skip").fit([with_nan(X[0]), X[1][:0]])
 
 
@@ -236,7 +236,7 @@ def test_a_mistake_of_the_caller_is_no_fault_of_a_party():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_party_of_zeros_has_nothing_to_say(method):
     X = dict(zip("abcd", parts(), strict=True))
-    with pytest.raises(DataError, match=r"In party 'c': Every value is zero\. Nothing can be learned"):
+    with pytest.raises(DataError, match=r"In party 'c': Every value is zero\. This party contributes nothing"):
         partsong.FederatedNMF(3, method=method, **SETTINGS).fit({**X, "c": sp.csr_matrix(X["c"].shape)})
     assert partsong.NMF(3).fit(0 * X["a"]).relative_error_ == 0
 
