@@ -50,13 +50,13 @@ def federation():
     from partsong.federation.experiment import Experiment
     from partsong.federation.policy import Policy
     from partsong.federation.server.launch import run_experiment
-    from partsong.federation.site.plan import Data
+    from partsong.federation.site.plan import SiteData
     from partsong.federation.site.service import Site
     from partsong.federation.transports.base import InProcess
 
     folder, columns = Path(tempfile.mkdtemp(dir=".")), tuple(f"column {number}" for number in range(8))
     tables = {"east": X[:15], "west": X[15:]}
-    sites = {name: Site(name, folder / name, Data(rows, columns, 7), Policy()) for name, rows in tables.items()}
+    sites = {name: Site(name, folder / name, SiteData(rows, columns, 7), Policy()) for name, rows in tables.items()}
     transport = InProcess({name: site.answer for name, site in sites.items()})
     list(run_experiment(Experiment("exact", 2, 3), transport, folder / "server", "first"))
 
