@@ -3,7 +3,7 @@
     PARTSONG_DATA=folder python -m experiments.cnmf.programs
 
 Needs `pip install cnmf`. The whole pipeline (prepare, factorize, combine, consensus) runs on the mouse brain cells of
-zeisel_brain.npz, with each factorization and each seed. LocalAveraging programs of two runs are matched by cosine
+zeisel_brain.npz, with each factorization and each seed. Consensus programs of two runs are matched by cosine
 similarity; the smallest cosine counts. Pairs of scikit-learn's runs with different seeds are the noise floor. Seconds
 are those of `factorize`, medians over seeds; the factorizations take turns, and kernels are compiled before.
 """
@@ -48,7 +48,7 @@ FACTORIZATIONS: dict[str, Factorization] = {
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """LocalAveraging spectra (k × genes), medians of normalized counts and in TPM, and the seconds of `factorize`."""
+    """Consensus spectra (k × genes), medians of normalized counts and in TPM, and the seconds of `factorize`."""
 
     medians: np.ndarray
     tpm: np.ndarray

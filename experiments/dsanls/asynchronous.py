@@ -1,10 +1,10 @@
-"""Asynchronous and synchronous parties as real processes: what a party that is slower costs the others.
+"""Asynchronous and synchronous parties as real processes, one of which is slower.
 
     mpiexec -n 3 python -m experiments.dsanls.asynchronous --method Asyn-SD --set face
     mpiexec -n 2 python -m experiments.dsanls.asynchronous --method Syn-SD --set face
 
-Two workers hold rows, `--share` of them at the first; asynchronous runs have a server of its own (rank 0). Errors are
-computed after the run, with weights refitted to the H of now and then. Rank 0 prints one JSON object.
+Two workers hold rows, the first a share of `--share`. Asynchronous runs have a separate server (rank 0). Errors are
+computed after the run, with weights refitted to recorded H. Rank 0 prints one JSON object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKERS = 2
 
 
 def shares(n_rows: int, share: float, seed: int) -> list[np.ndarray]:
-    """Random rows for each of two workers."""
+    """Split the rows at random between two workers."""
     rows = stream(seed, "rows").permutation(n_rows)
     cut = round(share * n_rows)
     return [np.sort(rows[:cut]), np.sort(rows[cut:])]
@@ -49,15 +49,15 @@ def error_of(X: Any, solver: Any, H: np.ndarray) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run at this rank; rank 0 tells."""
+    """Run at this rank; rank 0 prints the result."""
     from mpi4py import MPI
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", default="Asyn-SD", choices=tuple(METHODS))
     parser.add_argument("--set", default="face", choices=(*SETS, *QUICK))
-    parser.add_argument("--share", type=float, default=0.8, help="of the rows that the first worker holds")
+    parser.add_argument("--share", type=float, default=0.8, help="share of the rows at the first worker")
     parser.add_argument("--rank", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=40, help="as many pieces of work as this for each worker")
+    parser.add_argument("--rounds", type=int, default=40, help="number of local tasks per worker")
     parser.add_argument("--weight", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)

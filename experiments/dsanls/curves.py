@@ -2,9 +2,9 @@
 
     python -m experiments.dsanls.curves --sets face,mnist --seconds 15 --output dsanls-curves.jsonl
 
-All methods start from the same random H, in float32, in one process on one thread; the time is that of the method
-alone, and errors ‖X − W H‖ / ‖X‖ are computed apart from it. DSANLS takes the proximal weight, out of three, with the
-least error on another seed after a quarter of the time. Runs that the output file holds are not repeated.
+All methods start from the same random H, in float32, in one process on one thread. The time excludes the computation of
+errors ‖X − W H‖ / ‖X‖. DSANLS uses the proximal weight, out of three, with the least error on another seed after a
+quarter of the time. Runs that the output file holds are not repeated.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FOREVER = 10**9
 KINDS = {"S": Subsampling, "G": Gaussian, "C": CountSketch}
 EXACT = {"MU": Multiplicative(), "HALS": CoordinateDescent(), "BPP": BlockPivoting()}
 LATER = 1.12
-"""Each error is computed when the time is so many times that of the one before."""
+"""Ratio of the times at which consecutive errors are computed."""
 
 
 def sketched(kind: str, rule: Any, ratio: float = 0.1) -> Callable[[int], Any]:
-    """DSANLS with a sketch and a rule; H is never sent whole, as errors are computed from the nodes' own factors."""
+    """DSANLS with a sketch and an update rule; H is never sent whole: errors use the nodes' own factors."""
 
     def make(rank: int) -> Any:
         sketch = Proportion(KINDS[kind], ratio)
@@ -84,7 +84,7 @@ def error_of(matrix: Matrix, done: Round) -> float:
 
 
 def curve(make: Callable[[int], Any], matrix: Matrix, rank: int, seconds: float, seed: int) -> list[list[float]]:
-    """(iterations, seconds, error) now and then, up to a time."""
+    """Record (iterations, seconds, error) at growing intervals, up to a time limit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         program = make(rank)
@@ -106,7 +106,7 @@ def curve(make: Callable[[int], Any], matrix: Matrix, rank: int, seconds: float,
 
 
 def tuned(method: str, matrix: Matrix, rank: int, seconds: float) -> tuple[Callable[[int], Any], float]:
-    """The method with the proximal weight of the least error on another seed after a quarter of the time (0: none)."""
+    """Choose the proximal weight with the least error on another seed after a quarter of the time (0: none)."""
     kind = method.split("/")[-1]
     if method not in CONTESTANTS or kind not in KINDS:
         return ALL[method], 0.0
@@ -133,10 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sets", default=",".join(SETS), help="comma-separated names")
     parser.add_argument("--methods", default=",".join(CONTESTANTS), help=f"of {', '.join(ALL)}")
     parser.add_argument("--ranks", default="", help="values of k for Fig. 4 (default: that of each set)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="time of each method on each set")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds per method and set")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="small generated sets for half a second")
+    parser.add_argument("--quick", action="store_true", help="small generated sets, half a second each")
     parser.add_argument("--output", type=Path, help="a JSON Lines file; runs that it holds are not repeated")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
@@ -161,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         points = curve(make, loaded[name], rank, chosen.seconds, seed)
         record = {"data": name, "rank": rank, "method": method, "seed": seed, "weight": weight, "points": points}
         iterations, seconds, error = points[-1]
-        told = f"{error:.4f} after {iterations} iterations, {seconds:.1f} s"
-        print(f"{name:14s} k {rank:3d} {method:10s} seed {seed}: {told}")
+        summary = f"{error:.4f} after {iterations} iterations, {seconds:.1f} s"
+        print(f"{name:14s} k {rank:3d} {method:10s} seed {seed}: {summary}")
         if chosen.output is not None:
             with chosen.output.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")

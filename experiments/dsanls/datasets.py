@@ -1,6 +1,7 @@
 """The matrices of the DSANLS experiments: real ones from the folder that PARTSONG_DATA names, and generated twins.
 
-BOATS, GISETTE and whole RCV1 and DBLP are not at hand; their twins have their shape and sparsity, where memory allows.
+BOATS, GISETTE, RCV1 and DBLP as a whole are not available; their twins have their shape and sparsity, where
+memory allows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from experiments.shared.datasets import path_of
 from partsong.core.streams import stream
 
 PARTS = 40
-"""Components of what generated matrices are made of."""
+"""Number of planted components of generated matrices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def dense_twin(rows: int, columns: int, noise: float = 0.1) -> Callable[[], Any]
 
 
 def sparse_twin(rows: int, columns: int, stored: int) -> Callable[[], Any]:
-    """Counts: each entry falls into a part, and there on a row and a column by the part's own long-tailed weights."""
+    """Sample counts: each entry picks a component, then a row and a column by its long-tailed weights."""
 
     def load() -> Any:
         draw = stream(0, "sparse twin", rows, columns, stored)
@@ -73,7 +74,7 @@ def sparse_twin(rows: int, columns: int, stored: int) -> Callable[[], Any]:
 
 
 def _long_tailed(size: int, parts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Places in 0 … size − 1: each part prefers places of its own."""
+    """Sample indices in 0 … size − 1; each component prefers its own."""
     place = np.minimum((size * draw.random(len(parts)) ** 2.5).astype(np.int64), size - 1)
     return (place * 2654435761 + parts.astype(np.int64) * (size // PARTS + 1)) % size
 
@@ -105,4 +106,4 @@ QUICK = {
     "dense": DataSet("generated, 300 × 200", dense_twin(300, 200), 10, is_generated=True),
     "sparse": DataSet("generated, 400 × 300, sparse", sparse_twin(400, 300, 6000), 10, is_generated=True),
 }
-"""Small ones, to see that it works."""
+"""Small sets for --quick."""

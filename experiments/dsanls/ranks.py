@@ -1,10 +1,10 @@
-"""Fig. 3 of the DSANLS paper: what an iteration costs over ranks.
+"""Fig. 3 of the DSANLS paper: cost of an iteration over ranks.
 
     python -m experiments.dsanls.ranks --output dsanls-ranks.json
 
-On this machine 1 and 2 ranks are measured for real (`mpiexec`, one thread each, interleaved), beside two independent
-runs of one rank at the same time: the ceiling of what two cores can do together. For 1 … 16 ranks the numbers that a
-rank sends in an iteration are counted in one process, and its floating-point operations follow from the sizes.
+1 and 2 ranks are measured on this machine (`mpiexec`, one thread each, interleaved), and two independent runs of one
+rank at the same time as the ceiling for two cores. For 1 … 16 ranks, the numbers that a rank sends per iteration are
+counted in one process, and its floating-point operations follow from the sizes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ OPTIONS = ("--oversubscribe", "--bind-to", "none")
 
 
 def set_of(name: str) -> Any:
-    """A set by name, small ones included."""
+    """Load a set by name, including small ones."""
     return {**SETS, **QUICK}[name]
 
 
 def per_iteration(program: Any) -> int:
-    """Exchanges of one iteration."""
+    """Number of exchanges per iteration."""
     return 2 if isinstance(program, SketchExchange) else 1
 
 
 def work_at_rank(name: str, method: str, rank: int, iterations: int) -> None:
-    """What every process does: its own block, and the median seconds of an iteration from rank 0 on standard output."""
+    """Run one process on its block; rank 0 prints the median seconds of an iteration."""
     from mpi4py import MPI
 
     from partsong.engines.mpi import Mpi
@@ -70,7 +70,7 @@ def work_at_rank(name: str, method: str, rank: int, iterations: int) -> None:
 
 
 def started(name: str, method: str, rank: int, iterations: int, ranks: int) -> subprocess.Popen[str]:
-    """A measurement in processes of its own."""
+    """Start a measurement in separate processes."""
     single = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "PARTSONG_NUM_THREADS"), "1"
     )
@@ -83,16 +83,16 @@ def started(name: str, method: str, rank: int, iterations: int, ranks: int) -> s
 
 
 def seconds_of(process: subprocess.Popen[str]) -> float:
-    """Its median seconds of an iteration."""
+    """Wait for it and return the median seconds of an iteration."""
     said, _ = process.communicate(timeout=600)
     if process.returncode:
         raise SystemExit(f"mpiexec ended with {process.returncode}")
-    told = said[said.index("{") : said.rindex("}") + 1]  # terminals' codes may stand around it
-    return float(json.loads(told)["seconds"])
+    result = said[said.index("{") : said.rindex("}") + 1]  # terminal escape codes may surround it
+    return float(json.loads(result)["seconds"])
 
 
 def in_process(name: str, method: str, rank: int, iterations: int) -> float:
-    """The same without MPI: the sequential engine, one thread."""
+    """Seconds of an iteration without MPI: sequential engine, one thread."""
     program, matrix = CONTESTANTS[method](rank), as_matrix(set_of(name).load())
     several, taken = per_iteration(program), []
     began = time.perf_counter()
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rank", type=int, default=50)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--counted-only", action="store_true", help="no measurements")
+    parser.add_argument("--counted-only", action="store_true", help="count only, without measurements")
     parser.add_argument("--quick", action="store_true", help="one small set, counted only")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args(arguments)

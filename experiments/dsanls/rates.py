@@ -27,7 +27,7 @@ PARTIES = "2,4,8,16"
 
 
 def rate(method: str, shards: Sequence[Shard], rank: int, seconds: float, seed: int) -> float:
-    """Iterations per virtual second, the mean over parties, in the first whole rounds that last so long."""
+    """Iterations per virtual second, mean over parties, in the first whole rounds of that duration."""
     program, clock = program_of(method, rank, RULE), 0.0
     for done, taken in rounds_of(method, program, shards, seed):
         clock += taken
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rank", type=int, default=20, help="k (the paper has 100)")
     parser.add_argument("--rows", type=int, default=10_000, help="use the first rows, up to this number (0: all)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="virtual time of each run")
+    parser.add_argument("--seconds", type=float, default=1.0, help="virtual seconds per run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets, few parties")

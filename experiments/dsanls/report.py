@@ -38,12 +38,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def seconds_to(points: Sequence[Sequence[float]], goal: float) -> float:
-    """The time at which an error is reached, from the first point at or below it; infinite if it never is."""
+    """Time of the first point with an error of at most `goal`; infinite if there is none."""
     return next((second for _, second, error in points if error <= goal), float("inf"))
 
 
 def names_in(runs: Runs) -> list[str]:
-    """The sets of these runs, in their usual order."""
+    """The sets of these runs, in the order of SETS."""
     return [name for name in SETS if any(run["data"] == name for run in runs)]
 
 
@@ -86,7 +86,7 @@ def final_in_short(runs: Runs, methods: Sequence[str] = ("HALS", "DSANLS/S", "DS
 def times_to_goal(runs: Runs) -> str:
     """Seconds to 1.05 × the last error of HALS, as a ratio to the time of HALS itself: medians over seeds.
 
-    A goal of 1 or more is that of W = 0, and says nothing.
+    A goal of 1 or more is reached by W = 0, and omitted.
     """
     methods = [method for method in CONTESTANTS if of(runs, method=method)]
     others = [method for method in methods if method != "HALS"]
@@ -239,7 +239,7 @@ def speeds(runs: Runs) -> str:
 
 
 def _over_numbers(found: Mapping[tuple[str, str, int], Sequence[float]]) -> str:
-    """(set, method) × N: medians, and how many times the first one the last is; rows with gaps are left out."""
+    """(set, method) × N: medians, and the ratio of the last to the first; rows with gaps are omitted."""
     numbers = sorted({number for _, _, number in found})
     titles = " | ".join(f"N = {number}" for number in numbers)
     last = f"{numbers[-1]} over {numbers[0]}"
@@ -254,12 +254,12 @@ def _over_numbers(found: Mapping[tuple[str, str, int], Sequence[float]]) -> str:
 
 
 def _iterations(runs: Runs) -> float:
-    """Made in the whole time: the median over seeds."""
+    """Median over seeds of the iterations in the whole time."""
     return statistics.median(run["points"][-1][0] for run in runs)
 
 
 def _error_at(points: Sequence[Sequence[float]], seconds: float) -> float:
-    """The latest error that is known by then; NaN before the first."""
+    """The latest error recorded by then; NaN before the first."""
     return next((error for _, second, error in reversed(points) if second <= seconds), float("nan"))
 
 

@@ -1,12 +1,12 @@
-"""Fig. 6 and 7 of the DSANLS paper: the secure methods at 10 parties, in equal shares and with half of it at one.
+"""Fig. 6 and 7 of the DSANLS paper: the secure methods at 10 parties, in equal shares and with half of the rows at one.
 
     python -m experiments.dsanls.secure --output dsanls-secure.jsonl
 
-Parties hold rows here (the paper splits columns: its M is our Xᵀ). All runs are over one virtual clock that is fed by
-measured times: a synchronous exchange lasts as long as the slowest party took, measured as it goes; pieces of work of
-an asynchronous party last as long as the median of its own first ones. LATENCY is added to every exchange. Errors are
-those of the parties' own W and the server's H, computed apart from the clock. Every method takes the proximal weight
-with the least error on another seed after a quarter of the time.
+Parties hold rows here (the paper splits columns: its M is our Xᵀ). All runs share a virtual clock that uses
+measured times: a synchronous exchange lasts as long as its slowest party; a task of an asynchronous party lasts as
+long as the median of its first ones. LATENCY is added to every exchange. Errors use the parties' W and the server's
+H, off the clock. Every method uses the proximal weight with the least error on another seed after a quarter of the
+time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WEIGHTS = (1e-3, 1e-2, 1e-1, 1.0)
 TUNING_SEED = 1000
 LATER = 1.1
 PIECES = 3
-"""Pieces of work by which an asynchronous party is timed."""
+"""Number of tasks by which an asynchronous party is timed."""
 
 Make = Callable[[int, Any], Any]
 SYNCHRONOUS: Mapping[str, Make] = {
@@ -60,7 +60,7 @@ METHODS = {**SYNCHRONOUS, **ASYNCHRONOUS}
 
 @dataclass(frozen=True)
 class Timed:
-    """A program whose `local` is timed, party by party; all else is its own."""
+    """A program whose `local` is timed per party; everything else is delegated."""
 
     program: Any
     taken: dict[str, list[float]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Timed:
         return getattr(self.program, name)
 
     def local(self, shard: Shard, party: Any, model: Message) -> Any:
-        """As the program does."""
+        """Delegate to the program, and time it."""
         began = time.perf_counter()
         done = self.program.local(shard, party, model)
         self.taken.setdefault(shard.name, []).append(time.perf_counter() - began)
@@ -77,7 +77,7 @@ class Timed:
 
 
 def shares(n_rows: int, parties: int, split: str, seed: int) -> list[np.ndarray]:
-    """Random equal shares, or half of the rows at the first party and the rest in equal shares."""
+    """Split rows at random into equal shares, or half at the first party and the rest equally."""
     rows = stream(seed, "rows").permutation(n_rows)
     if split == "equal":
         return [np.sort(part) for part in np.array_split(rows, parties)]
@@ -86,7 +86,7 @@ def shares(n_rows: int, parties: int, split: str, seed: int) -> list[np.ndarray]
 
 
 def shards_of(X: Any, parties: int, split: str, seed: int) -> list[Shard]:
-    """The parties' rows, with secrets of their own."""
+    """Build the shards of the parties, each with its own secret."""
     found = shares(X.shape[0], parties, split, seed)
     names = [f"p{i:02d}" for i in range(len(found))]
     return [Shard(n, as_matrix(X[rows]), key(seed, "secret", n)) for n, rows in zip(names, found, strict=True)]
@@ -109,7 +109,7 @@ def error_of(program: Any, shards: Sequence[Shard], done: Round) -> float:
 
 
 def program_of(method: str, rank: int, rule: Any) -> Timed:
-    """The method's program, with a record of how long its pieces of work took."""
+    """Build the method's program with a record of the seconds of its tasks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return Timed(METHODS[method](rank, rule))
@@ -121,7 +121,7 @@ def is_whole(program: Timed, done: Round) -> bool:
 
 
 def iterations_in(program: Timed, pieces: int) -> int:
-    """Steps of both factors in so many pieces of work: STEPS in each, or in the STEPS + 1 of a round of Syn-SSD."""
+    """Iterations in that many tasks: STEPS in each, or in the STEPS + 1 exchanges of a round of Syn-SSD."""
     return pieces * STEPS // program.program.exchanges(1, 1)
 
 
@@ -142,7 +142,7 @@ def rounds_of(method: str, program: Timed, shards: Sequence[Shard], seed: int) -
 
 
 def curve(method: str, rule: Any, shards: Sequence[Shard], rank: int, seconds: float, seed: int) -> list[list[float]]:
-    """(iterations of the fastest party, virtual seconds, error) now and then."""
+    """Record (iterations of the fastest party, virtual seconds, error) at growing intervals."""
     program = program_of(method, rank, rule)
     points: list[list[float]] = []
     clock, due = 0.0, 0.0
@@ -159,7 +159,7 @@ def curve(method: str, rule: Any, shards: Sequence[Shard], rank: int, seconds: f
 
 
 def best_weight(method: str, X: Any, rank: int, parties: int, split: str, seconds: float) -> float:
-    """The proximal weight with the least error on another seed after a quarter of the time."""
+    """Choose the proximal weight with the least error on another seed after a quarter of the time."""
     shards = shards_of(X, parties, split, TUNING_SEED)
     found = {
         weight: curve(method, ProximalDescent(1, weight, weight), shards, rank, seconds / 4, TUNING_SEED)[-1][2]
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--rank", type=int, default=20, help="k (the paper has 100)")
     parser.add_argument("--rows", type=int, default=10_000, help="use the first rows, up to this number (0: all)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="virtual time of each run")
+    parser.add_argument("--seconds", type=float, default=1.0, help="virtual seconds per run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="small generated sets, few parties")
@@ -211,8 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                             "rank": chosen.rank, "weight": weight, "points": points,
                         }  # fmt: skip
                         iterations, clock, error = points[-1]
-                        told = f"{error:.4f} after {iterations} iterations, {clock:.2f} virtual seconds"
-                        print(f"{name:14s} {split:6s} {parties:3d} {method:11s} weight {weight:g} seed {seed}: {told}")
+                        summary = f"{error:.4f} after {iterations} iterations, {clock:.2f} virtual seconds"
+                        print(
+                            f"{name:14s} {split:6s} {parties:3d} {method:11s} weight {weight:g} seed {seed}: {summary}"
+                        )
                         if chosen.output is not None:
                             with chosen.output.open("a", encoding="utf-8") as lines:
                                 lines.write(json.dumps(record) + "\n")

@@ -1,1 +1,1 @@
-"""Figures 1 to 3 and Table 1 of the FNMF paper (Singh et al.)."""
+"""Figures 1 to 3 and Table 1 of the FNMF paper (Dalleiger & Gionis, 2025)."""

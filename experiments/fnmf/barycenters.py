@@ -1,4 +1,4 @@
-"""Fig. 1 of the FNMF paper: barycenters of permuted copies (idealised) and of independent factors (realistic).
+"""Fig. 1 of the FNMF paper: barycenters of permuted copies (idealized) and of independent factors (realistic).
 
 python -m experiments.fnmf.barycenters [--quick]
 """
@@ -43,14 +43,14 @@ METHODS: dict[str, Any] = {
 
 
 def idealised(parties: int, rank: int, columns: int, seed: int) -> list[np.ndarray]:
-    """Permuted copies of one factor."""
+    """Generate permuted copies of one factor."""
     draw = stream(seed, "idealised", parties, rank, columns)
     H = block_federation([40], columns, rank, draw).H * draw.uniform(0.5, 1.5, (rank, 1))
     return [H[draw.permutation(rank)] for _ in range(parties)]
 
 
 def realistic(parties: int, rank: int, columns: int, seed: int) -> list[np.ndarray]:
-    """Factors that were generated independently of each other."""
+    """Generate independent factors."""
     draw = stream(seed, "realistic", parties, rank, columns)
     return [block_federation([40], columns, rank, draw).H * draw.uniform(0.5, 1.5, (rank, 1)) for _ in range(parties)]
 

@@ -106,7 +106,7 @@ def local_steps(found: Records, data: str = "mnist") -> str:
 
 
 def convergence(found: Records, data: str = "mnist") -> str:
-    """Σ RMSD after each of ten rounds, first seed, as a picture; nothing where there are no such runs."""
+    """Σ RMSD after each of ten rounds, first seed, as a figure; empty without such runs."""
     curves = [
         (run, record["curve"])
         for run, record in found.items()
@@ -138,7 +138,7 @@ def scaling(found: Records, cases: Sequence[tuple[str, str, int]], field: str, m
 
 
 def scaling_drawn(found: Records, cases: Sequence[tuple[float, str, int]], axis: str) -> str:
-    """The mean RMSD of a party over cases, each (place, data, parties), as a picture; nothing without runs."""
+    """The mean RMSD of a party over cases, each (place, data, parties), as a figure; empty without runs."""
     lines = []
     for method in ("pooled", "FedAvg", "FedProx", "FNMF-LAP", "FNMF-SK", "FNMF-SK_ρ"):
         points = []

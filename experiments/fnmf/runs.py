@@ -23,7 +23,7 @@ from partsong.core.streams import stream
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One method once, on a dataset by name or on blocks ("blocks: 40 rows, 0.2 absent")."""
+    """Settings of one run, on a dataset by name or on generated blocks ("blocks: 40 rows, 0.2 absent")."""
 
     data: str
     method: str
@@ -39,12 +39,12 @@ class Run:
 
 
 def blocks(rows: int, absent: float = 0.0) -> str:
-    """The name of generated data with so many rows at a party, of which a share of blocks is absent."""
+    """Name of generated data with this many rows per party and this share of missing blocks."""
     return f"blocks: {rows} rows, {absent:g} absent"
 
 
 def matrices_of(run: Run) -> list[Any]:
-    """What the parties of a run hold."""
+    """The matrices of the parties of a run."""
     if run.data.startswith("blocks"):
         _, rows, _, absent, _ = run.data.replace(",", "").split()
         draw = stream(run.seed, run.data, run.parties)
@@ -63,7 +63,7 @@ def _loaded(name: str) -> Any:
 
 
 def result_of(run: Run) -> dict[str, Any]:
-    """Run it; all numbers in one flat record."""
+    """Execute a run and return a flat record."""
     found = perform(
         run.method,
         matrices_of(run),
@@ -78,7 +78,7 @@ def result_of(run: Run) -> dict[str, Any]:
 
 
 def expected_seconds(run: Run) -> float:
-    """A guess on one core, to run long ones first and to begin none that would not be finished in time."""
+    """Estimate the seconds on one core, to schedule long runs first and to respect the time limit."""
     rows, columns = (3000, 500) if run.data.startswith("blocks") else SIZES[run.data]
     rows = min(rows, run.most_rows or rows)
     steps = 300 if run.method in (*EXACT, "pooled") else run.steps * run.rounds
@@ -106,7 +106,7 @@ def known(path: Path | None) -> dict[Run, dict[str, Any]]:
 def run_all(
     runs: Iterable[Run], path: Path | None, processes: int = 1, minutes: float = float("inf")
 ) -> dict[Run, dict[str, Any]]:
-    """The results of all runs, or of those that could be done in so many minutes."""
+    """Execute all runs, or those that fit into the minutes, and return their results."""
     found = known(path)
     wanted = list(dict.fromkeys(runs))
     waiting = sorted((run for run in wanted if run not in found), key=expected_seconds, reverse=True)

@@ -1,8 +1,8 @@
-"""Fig. 2 of the FNMF paper: more parties for the same data, more parties with data of their own, parts that are absent.
+"""Fig. 2 of the FNMF paper: more parties for the same data, more parties with more data, missing components.
 
     python -m experiments.fnmf.scaling --output scaling.jsonl
 
-Generated blocks, rank 10, 100 columns, 100 local steps × 10 rounds; the pull is 0.1 for all methods that have one.
+Generated blocks, rank 10, 100 columns, 100 local steps × 10 rounds; the strength of the pull is 0.1.
 """
 
 from __future__ import annotations

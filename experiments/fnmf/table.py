@@ -2,9 +2,9 @@
 
     python -m experiments.fnmf.table --datasets fashion,tcga --output table.jsonl
 
-Every method that pulls takes the strength with the least Σ RMSD on one seed, 20 parties and at most 3000 rows, from one
-grid; nothing is pulled in the first round by any of them but the paper's own variant. iPALM and MUR average once after
-as many steps as all others make.
+Every method with a pull uses the strength from one grid with the least Σ RMSD on one seed, 20 parties and at most 3000
+rows. Only the paper's variant pulls in the first round. One-shot methods average once, after as many steps as all
+others make.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TUNING_SEED, TUNING_PARTIES, TUNING_ROWS = 1000, 20, 3000
 
 
 def tuning_runs(data: str, start: str, steps: int, rounds: int) -> list[Run]:
-    """All strengths of all methods that have one, on a sample."""
+    """Runs of all strengths and methods on a sample."""
     one = Run(data, "", start, steps, rounds, 0.0, TUNING_SEED, TUNING_PARTIES, DATASETS[data].rank, TUNING_ROWS)
     return [replace(one, method=method, strength=s) for method in WITH_STRENGTH for s in STRENGTHS]
 
 
 def best_strengths(found: Mapping[Run, dict[str, Any]], data: str, start: str) -> dict[str, float]:
-    """The strength with the least Σ RMSD for each method."""
+    """Find the strength with the least Σ RMSD for each method."""
     tried: dict[str, dict[float, float]] = {}
     for run, record in found.items():
         if run.data == data and run.start == start and run.seed == TUNING_SEED:

@@ -1,4 +1,4 @@
-"""How near to pooling a number of exchanges comes: exact rounds alone, and after one or two rounds of FNMF.
+"""Exact rounds alone, and after one or two rounds of FNMF, compared with pooled NMF.
 
 python -m experiments.fnmf.two_stages --output relay.jsonl
 """
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             curve = np.array(record["curve"]) / pooled[run.data, run.seed]
             ratios.setdefault(f"{run.data} | {run.method}, {run.start}", []).append(curve)
     for label, curves in ratios.items():
-        told = ", ".join(f"{after}: {spread([curve[after - 1] for curve in curves])}" for after in SHOWN)
-        print(f"{label:72s} {told}", flush=True)
+        ratios = ", ".join(f"{after}: {spread([curve[after - 1] for curve in curves])}" for after in SHOWN)
+        print(f"{label:72s} {ratios}", flush=True)
 
 
 if __name__ == "__main__":

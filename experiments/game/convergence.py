@@ -2,8 +2,8 @@
 
     python -m experiments.game.convergence --output runs/game-convergence.jsonl
 
-MU, the game, J-min and J-max at the printed η = 0.001, in three orders of play, and at steps that are of use.
-Errors are ‖X − W H‖ (Frobenius). Data sets are numbered; the first is drawn in docs/results/game.md.
+MU, the game, J-min and J-max at the printed η = 0.001, in three orders of play, and at practical steps.
+Errors are ‖X − W H‖ (Frobenius). Data sets are numbered; the first is shown in docs/results/game.md.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PRACTICAL = (
     *(Method(name, order) for order in ORDERS for name in SELF_PLAYS),
 )
 LONG = (Method(MU), *(Method(name, "sequential", PRINTED) for name in SELF_PLAYS))
-"""The paper's four, which are also played far longer."""
+"""The four methods of the paper, which also run far longer."""
 
 
 def curve(number: int, method: Method, sweeps: int) -> dict[str, Any]:
-    """Errors now and then, and how well the rows of H are recovered in the end."""
+    """Run a method; record errors and how well the rows of H are recovered at the end."""
     data = planted(number)
     first_W, first_H = start(number, 0)
     at, points, Ht = looks(sweeps), [[0, rounded(error_of(data.X, first_W, first_H.T))]], first_H.T
@@ -60,7 +60,7 @@ def curve(number: int, method: Method, sweeps: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Play and write the results."""
     parser = parser_of(__doc__)
-    parser.add_argument("--datasets", type=int, default=5, help="the first is played in all orders, others in one")
+    parser.add_argument("--datasets", type=int, default=5, help="the first runs in all orders, the others in one")
     chosen = parser.parse_args(arguments)
     datasets, printed, practical, longest = (chosen.datasets, 20_000, 5_000, 100_000)
     if chosen.quick:

@@ -2,7 +2,7 @@
 
     python -m experiments.game.datasets --output runs/game-datasets.jsonl
 
-The paper does not say after how many sweeps it looks; here it is after 500, 2000 and (the game at the printed η) 20000.
+The paper does not state the number of sweeps; here 500, 2000 and (the game at the printed η) 20000.
 Errors ‖X − W H‖ are written in the Frobenius and in the spectral norm, as "‖·‖₂" may mean either.
 """
 
@@ -37,7 +37,7 @@ LATE = 20_000
 
 
 def run(number: int, which: int, method: Method, looks: Sequence[int]) -> dict[str, Any]:
-    """Both norms of the error after so many sweeps."""
+    """Run a method; record the error in both norms after some sweeps."""
     X, errors = planted(number).X, []
     for sweep, (W, Ht) in enumerate(played(X, method, *start(number, which), looks[-1]), 1):
         if sweep in looks:
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 is_late = method == Method("game", "sequential", PRINTED)
                 looks = (5, 20) if chosen.quick else (*LOOKS, LATE) if is_late else LOOKS
                 records.append(run(number, which, method, looks))
-        told = [f"{one['method']} {one['eta'] or ''} {one['errors'][1][1]:.3g}" for one in records[-len(METHODS) :]]
-        print(f"data {number}: {', '.join(told)}", flush=True)
+        summary = [f"{one['method']} {one['eta'] or ''} {one['errors'][1][1]:.3g}" for one in records[-len(METHODS) :]]
+        print(f"data {number}: {', '.join(summary)}", flush=True)
         write_lines(chosen.output, records)
 
 

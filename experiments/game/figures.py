@@ -1,4 +1,4 @@
-"""The pictures of docs/results/game.md."""
+"""Figures of docs/results/game.md."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from experiments.shared.figures import figure_svg, style_of
 from partsong.reporting.charts import Line, Quantity
 
 LEAST = 1e-6
-"""Errors below this are drawn as this, or not at all."""
+"""Smaller errors are drawn at this value, or not at all."""
 AWAY = 1000.0
-"""Added to coordinates, which may be negative, and taken off again where they are told."""
+"""Offset that makes coordinates positive for the axes; labels subtract it."""
 
 
 def drawn_from(found: Mapping[str, Runs]) -> dict[str, str]:
-    """All pictures for which there are runs."""
+    """Draw all figures for which there are runs."""
     pictures = {}
     if found["game-convergence"]:
         pictures["game-convergence"] = _curves(found["game-convergence"], _as_printed(found["game-convergence"]))
@@ -41,7 +41,7 @@ def _practical(runs: Runs) -> list[str]:
 
 
 def _curves(runs: Runs, names: Sequence[str]) -> str:
-    """Error over sweeps on the first data set, to 20000 of them."""
+    """Error over sweeps on the first data set, up to 20000 sweeps."""
     lines = []
     for i, name in enumerate(names):
         run = min((r for r in of(runs, data=0) if label(r) == name), key=lambda r: r["sweeps"])

@@ -1,9 +1,9 @@
-"""What a column player that comes back tells of the rows that have played it.
+"""What one exchange of the game between parties discloses about a party's rows.
 
     python -m experiments.game.leak
 
-In the game between parties a block of H (k × m) is seen before and after one party's rows have played it, row by row.
-Where that party has a single row and the step η is known, one exchange gives away the whole row:
+In the game between parties, a block of H (k × m) is seen before and after one party's rows have played it, row by row.
+If that party has a single row and the step η is known, one exchange discloses the whole row:
 
     meeting j moves h_j by d_j = η e_j w_j, where w_j is the row's w before it, and w_{j+1} = w_j + η e_j h_j.
 
@@ -11,9 +11,8 @@ d_j has the direction of w_j. With a_j = ‖w_j‖ and s_j = ± ‖d_j‖ = η e
 
     a_j² u_j + s_j h_j  =  b u_{j+1}        (u_j = w_j / a_j, known; a_j² and b unknown: two numbers, k equations)
 
-and then e_j = s_j / (η a_j), x_j = e_j + a_j u_j·h_j. With more rows than one the difference is a sum over rows, to
-first order η W_pᵀ(X_p − W_p H): it lies in the span of the rows of W_p, and it is made of the two sums that shared
-statistics would send.
+and then e_j = s_j / (η a_j), x_j = e_j + a_j u_j·h_j. With more rows the difference is a sum over rows, to first
+order η W_pᵀ(X_p − W_p H): it lies in the span of the rows of W_p, and consists of the two sums that `exact` sends.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ETA = 0.05
 
 
 def exchange(X: np.ndarray, H: np.ndarray, W: np.ndarray, eta: float = ETA) -> tuple[np.ndarray, np.ndarray]:
-    """The block of H (k × w) that a party of two sends, and as it was before."""
+    """The block of H (k × w) that one of two parties sends, and its value before."""
     program = FederatedGame(len(H), Game(Raster(), ConstantStep(eta)))
     shard, layout = Shard("a", dense(X)), Layout(("a", "b"), X.shape[1], 0)
     party = replace(program.start_party(shard, layout), W=W)
@@ -46,9 +45,9 @@ def exchange(X: np.ndarray, H: np.ndarray, W: np.ndarray, eta: float = ETA) -> t
 
 
 def row_behind(before: np.ndarray, after: np.ndarray, eta: float = ETA) -> tuple[np.ndarray, np.ndarray]:
-    """(w before the exchange, x of all columns of the block but the last) of a party with a single row.
+    """Recover w before the exchange and x (all columns of the block but the last) of a party with a single row.
 
-    Exact as long as nothing was clipped at zero; the sign of e is that of d, as w is not negative.
+    Exact if nothing was clipped at zero; e has the sign of d, because w is non-negative.
     """
     moved = (after - before).T
     sizes = np.linalg.norm(moved, axis=1) * np.sign(moved.sum(axis=1))
@@ -64,7 +63,7 @@ def row_behind(before: np.ndarray, after: np.ndarray, eta: float = ETA) -> tuple
 
 
 def one_row(number: int) -> dict[str, Any]:
-    """How far the row that is worked out is from the row that was hidden."""
+    """Error of the recovered row."""
     data, draw = planted(number), np.random.default_rng(number)
     X, W, H = data.X[:1], draw.random((1, 3)), draw.random((3, data.X.shape[1]))
     after, before = exchange(X, H, W)

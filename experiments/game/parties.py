@@ -1,9 +1,9 @@
-"""The game between four parties, against exact shared statistics and federated averaging: errors over rounds and bytes.
+"""The game between four parties, against `exact` and `fedavg`: errors over rounds and bytes.
 
     PARTSONG_DATA=folder python -m experiments.game.parties --output runs/game-parties.jsonl
 
-Rows are dealt out by lot. A round of the game is a sweep, of as many exchanges as there are parties. Errors are
-‖X − W H‖ / ‖X‖ with weights refitted at each party; bytes are all that are sent up and down, to and from everybody.
+Rows are split at random. A round of the game is a sweep with one exchange per party. Errors are ‖X − W H‖ / ‖X‖ with
+weights refitted at each party. Bytes count all messages up and down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def faces() -> np.ndarray:
 
 
 def run(name: str, X: np.ndarray, rank: int, method: str, setting: tuple[int, int]) -> dict[str, Any]:
-    """(round, bytes, error) now and then."""
+    """Record (round, bytes, error) at some rounds."""
     seed, rounds = setting
     lot = stream(seed, "dealt out").permutation(len(X))
     parts = [X[part] for part in np.array_split(lot, PARTIES)]

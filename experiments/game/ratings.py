@@ -1,11 +1,11 @@
-"""The game over known ratings alone, and how well it foretells those that were held out.
+"""The game over known ratings, and its error on held-out ratings.
 
     PARTSONG_DATA=folder python -m experiments.game.ratings --output runs/game-ratings.jsonl
 
-A tenth of the known cells is held out, drawn anew for each seed, and another twentieth decides when to stop and which
-step or penalty to take. Errors are root mean squares over the held-out cells whose row and column have a known cell
-left, with forecasts clipped to 1 … 5. Against the game: the mean of all ratings, the mean with an offset for each row
-and column, and alternating exact solves of known cells, without a penalty and with the best of five.
+A tenth of the known cells is held out per seed, and another twentieth decides when to stop and chooses the step or
+penalty. Errors are root mean squares over held-out cells whose row and column have a known cell left, with predictions
+clipped to 1 … 5. Baselines: the mean of all ratings, the mean with row and column offsets, and alternating exact
+solves of known cells, without a penalty and with the best of five.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Cells:
     values: np.ndarray
 
     def rmse(self, forecasts: np.ndarray) -> float:
-        """Of forecasts, clipped to the scale of ratings."""
+        """Root mean square error of predictions, clipped to the scale of ratings."""
         return float(np.sqrt(np.mean((self.values - np.clip(forecasts, BELOW, ABOVE)) ** 2)))
 
     def rmse_of(self, model: Model) -> float:
-        """Of W H at these cells."""
+        """Root mean square error of W H at these cells."""
         return self.rmse(np.einsum("ij,ij->i", model[0][self.rows], model[1][self.columns], dtype=np.float64))
 
 
 def split(whole: ObservedMatrix, seed: int) -> tuple[ObservedMatrix, Cells, Cells]:
-    """What is learned from, a twentieth to stop by, and the held-out tenth; all three share no cell."""
+    """Split the cells into training cells, a twentieth for validation and a held-out tenth."""
     from scipy.sparse import coo_array, csr_array
 
     cells = coo_array(whole.by_row)
@@ -73,7 +73,7 @@ def split(whole: ObservedMatrix, seed: int) -> tuple[ObservedMatrix, Cells, Cell
 
 
 def offsets(matrix: ObservedMatrix, cells: Cells, weight: float = 5.0, passes: int = 10) -> np.ndarray:
-    """μ + a_i + b_j at these cells: ridge offsets of rows and columns (each pulled to 0 by so many ratings)."""
+    """Predict μ + a_i + b_j at these cells, with ridge offsets of rows and columns."""
     side = matrix.by_row
     rows, columns = np.repeat(np.arange(side.shape[0]), np.diff(side.indptr)), side.indices
     mean, a, b = matrix.mean, np.zeros(side.shape[0]), np.zeros(side.shape[1])
@@ -84,7 +84,7 @@ def offsets(matrix: ObservedMatrix, cells: Cells, weight: float = 5.0, passes: i
 
 
 def game_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, step: StepSize) -> Iterator[Model]:
-    """The stratified game, from random columns and level rows, which are brought to one size first."""
+    """Run the stratified game from random columns and constant rows, rescaled to equal norms."""
     game = Game(step=step)
     Ht = stream(seed, "columns").random((matrix.shape[1], rank)).astype(matrix.dtype)
     W = first_weights(matrix, Ht)
@@ -97,7 +97,7 @@ def game_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, step:
 
 
 def exact_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, penalty: float) -> Iterator[Model]:
-    """Best responses of all rows, and then of all columns, with a ridge penalty on each known cell."""
+    """Alternate exact solves of all rows and all columns, with a ridge penalty per known cell."""
     ridge = Penalty(l2=penalty)
     solver = ObservedRows(SquaredError(penalty_W=ridge, penalty_H=ridge))
     Ht = stream(seed, "columns").random((matrix.shape[1], rank)).astype(matrix.dtype)
@@ -108,11 +108,16 @@ def exact_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, pena
 
 
 def best_of(models: Iterator[Model], stopping: Cells, held: Cells) -> dict[str, Any]:
-    """The held-out error where the other held-out cells are met best, and at the end."""
+    """The held-out error at the best validation error, and at the end."""
     errors = [(stopping.rmse_of(model), held.rmse_of(model)) for model in models]
     at = int(np.argmin([first for first, _ in errors]))
-    told = {"stopped_at": at + 1, "sweeps": len(errors), "rmse": rounded(errors[at][1]), "last": rounded(errors[-1][1])}
-    return {**told, "stopping": rounded(errors[at][0]), "curve": [rounded(error, 4) for _, error in errors]}
+    found = {
+        "stopped_at": at + 1,
+        "sweeps": len(errors),
+        "rmse": rounded(errors[at][1]),
+        "last": rounded(errors[-1][1]),
+    }
+    return {**found, "stopping": rounded(errors[at][0]), "curve": [rounded(error, 4) for _, error in errors]}
 
 
 def runs(name: str, whole: ObservedMatrix, seed: int, ranks: Sequence[int], sweeps: int) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the experiments with the game share: the paper's data, its methods and ours, and a loop over sweeps."""
+"""Shared by the experiments with the game: the paper's data, the methods, and a loop over sweeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARKS = (10, 50, 100, 200, 500, 2000, 5000, 20_000, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """MU, or a variant of the game with an order of play and a step: η, or None for one by the players' norms."""
+    """MU, or a variant of the game with its order and step: η, or None for the safe step."""
 
     name: str
     order: str = ""
@@ -38,20 +38,20 @@ class Method:
 
     @property
     def label(self) -> str:
-        """In a word or two."""
+        """Short name for tables and figures."""
         if self.name == MU:
             return MU
         return f"{self.name}, {self.order}, {'safe step' if self.eta is None else f'η = {self.eta:g}'}"
 
     @property
     def game(self) -> Game:
-        """The game that is played."""
+        """The game of this method."""
         step = SafeStep() if self.eta is None else ConstantStep(self.eta)
         return Game(ORDERS[self.order], step, SELF_PLAYS[self.name])
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As they are written down."""
+        """Fields of a record."""
         return {"method": self.name, "order": self.order, "eta": self.eta}
 
 
@@ -61,13 +61,13 @@ def planted(number: int) -> Planted:
 
 
 def start(number: int, which: int, shape: tuple[int, int] = (100, 20), rank: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """W and H from U(0, 1), as all methods begin with."""
+    """W and H from U(0, 1), the start of all methods."""
     draw = stream(number, "game start", which)
     return draw.random((shape[0], rank)), draw.random((rank, shape[1]))
 
 
 def played(X: np.ndarray, method: Method, W: np.ndarray, H: np.ndarray, sweeps: int) -> Iterator[tuple[Any, Any]]:
-    """(W, Hᵀ) after each sweep, without end checks: what players do and nothing else."""
+    """Yield (W, Hᵀ) after each sweep, without stopping rules."""
     if method.name == MU:
         yield from _multiplied(X, W, np.ascontiguousarray(H.T), sweeps)
         return
@@ -98,7 +98,7 @@ def error_of(X: np.ndarray, W: np.ndarray, Ht: np.ndarray, order: Any = None) ->
 
 
 def recovered(truth: np.ndarray, H: np.ndarray) -> list[float]:
-    """The correlation of each true row of H with the one that it is assigned to."""
+    """Correlation of each true row of H with its assigned row."""
     plan = Assignment(unit=True).plan(truth, H)
     return [float(r) for r in np.diag(correlations(truth, plan.apply(H)))]
 
@@ -110,7 +110,7 @@ def overlap(H: np.ndarray) -> float:
 
 
 def looks(sweeps: int, each_decade: int = 20) -> frozenset[int]:
-    """Sweeps after which an error is written down: evenly spaced on a logarithmic scale, and those of tables."""
+    """Sweeps at which an error is recorded: logarithmically spaced, and those of the tables."""
     count = max(2, int(each_decade * np.log10(sweeps)))
     spaced = np.unique(np.rint(np.geomspace(1, sweeps, count)).astype(int)).tolist()
     return frozenset([*spaced, *(mark for mark in MARKS if mark <= sweeps)])
@@ -122,18 +122,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_lines(path: Path | None, records: Sequence[dict[str, Any]]) -> None:
-    """All records, one a line, in place of what was there."""
+    """Write records to a JSON Lines file, replacing its content."""
     if path is not None:
         path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
 
 
 def rounded(value: float, digits: int = 5) -> float:
-    """To so many significant digits: what a file is worth."""
+    """Round to significant digits for a file."""
     return float(f"{value:.{digits}g}")
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """--quick and --output."""
+    """Build a parser with --quick and --output."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="little data and few sweeps")
     parser.add_argument("--output", type=Path, help="a JSON Lines file")
@@ -141,5 +141,5 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
 
 
 def dense(X: np.ndarray) -> DenseMatrix:
-    """Rows behind products."""
+    """Dense rows as a matrix."""
     return DenseMatrix(X, X.dtype)

@@ -25,7 +25,7 @@ def of(runs: Runs, **wanted: Any) -> list[dict[str, Any]]:
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Each once, in the order in which they come."""
+    """Distinct values in order of appearance."""
     return list(dict.fromkeys(values))
 
 
@@ -41,7 +41,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def convergence(runs: Runs) -> str:
-    """Methods × sweeps on the first data set: of each the run that goes on longest."""
+    """Methods × sweeps on the first data set, the longest run of each."""
     here = sorted(of(runs, data=0), key=lambda run: -run["sweeps"])
     longest = {label(run): run for run in reversed(here)}
     rows = []
@@ -53,7 +53,7 @@ def convergence(runs: Runs) -> str:
 
 
 def bases(runs: Runs) -> str:
-    """How much rows of H are alike to the true ones and to those of MU, at the end of runs on all data sets."""
+    """Similarity of the final rows of H to the true ones and to those of MU, over all data sets."""
     rows = []
     sequential = [run for run in runs if run["method"] == MU or run["order"] == "sequential"]
     usual = [run for run in sequential if run["sweeps"] < SWEEPS[-1]]
@@ -111,7 +111,7 @@ def datasets(runs: Runs) -> str:
 
 
 def trajectories(runs: Runs) -> str:
-    """Fig. 5: how jagged ways are, means over data sets."""
+    """Fig. 5: how jagged trajectories are, means over data sets."""
     rows = []
     for figure in distinct(run["figure"] for run in runs):
         here = of(runs, figure=figure)
@@ -119,13 +119,13 @@ def trajectories(runs: Runs) -> str:
             own = of(here, method=method, eta=eta)
             numbers = [spread([run[key] for run in own], 1) for key in ("turning", "turning_evenly", "detour")]
             shares = own[0].get("shares")
-            told = (
+            text = (
                 " / ".join(f"{100 * share:.0f}" for share in np.mean([run["shares"] for run in own], axis=0))
                 if shares
                 else "–"
             )
             step = "" if method == MU else ", safe step" if eta is None else f", η = {eta:g}"
-            rows.append([figure, f"{method}{step}", f"{own[0]['sweeps']:,}", *numbers, told])
+            rows.append([figure, f"{method}{step}", f"{own[0]['sweeps']:,}", *numbers, text])
     titles = [
         "figure",
         "method",
@@ -139,7 +139,7 @@ def trajectories(runs: Runs) -> str:
 
 
 def measured(runs: Runs) -> str:
-    """Sweeps on one thread, on two, and what two games side by side leave to be gained."""
+    """Time of sweeps on one thread and on two, and the ceiling from two games side by side."""
     rows = []
     for name in distinct(run["data"] for run in of(runs, kind="measured")):
         here = [of(runs, kind="measured", data=name, threads=number)[0] for number in ("1", "2", "two games")]
@@ -160,7 +160,7 @@ def measured(runs: Runs) -> str:
 
 
 def counted(runs: Runs) -> str:
-    """What parties send in a sweep."""
+    """Numbers and bytes that parties send in a sweep."""
     rows = []
     for run in of(runs, kind="counted"):
         n, m, k = run["shape"]
@@ -178,7 +178,7 @@ def counted(runs: Runs) -> str:
 
 
 def maps(runs: Runs) -> str:
-    """Errors by how players are dealt out."""
+    """Errors by the assignment of players to workers."""
     here = of(runs, kind="maps")
     rows = []
     for name in distinct(run["map"] for run in here):
@@ -236,18 +236,18 @@ def parties(runs: Runs) -> str:
                     next((p for p in run["points"] if p[0] == goal), None) for run in of(runs, data=name, method=method)
                 ]
                 known = [point for point in points if point is not None]
-                told = f"{spread([p[2] for p in known], 4)} ({known[0][1] / 1e6:.3g} MB)" if known else "–"
-                cells.append(told)
+                text = f"{spread([p[2] for p in known], 4)} ({known[0][1] / 1e6:.3g} MB)" if known else "–"
+                cells.append(text)
             rows.append([name, method, *cells])
     return table(["data", "method", *(f"{goal} rounds" for goal in at)], rows)
 
 
 def leaks(runs: Runs) -> str:
-    """What was worked out of one exchange."""
+    """What was recovered from one exchange."""
     single = of(runs, kind="one row")
     worst = [max(run[key] for run in single) for key in ("w", "x")]
-    told = "w to {:.0e}, x of all columns of the block but the last to {:.0e} (relative, the worst of {})"
-    rows = [["1", "0.05", told.format(*worst, len(single))]]
+    text = "w to {:.0e}, x of all columns of the block but the last to {:.0e} (relative, the worst of {})"
+    rows = [["1", "0.05", text.format(*worst, len(single))]]
     several = of(runs, kind="several rows")
     for count, eta in distinct((run["rows"], run["eta"]) for run in several):
         own = of(several, rows=count, eta=eta)

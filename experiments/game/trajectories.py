@@ -1,11 +1,10 @@
-"""Fig. 5 of the game paper: the ways that rows of H go, in the space of their three principal components.
+"""Fig. 5 of the game paper: trajectories of the rows of H, in the space of their three principal components.
 
     python -m experiments.game.trajectories --output runs/game-trajectories.jsonl
 
-Rows of H after every sweep, of all methods of a figure stacked, give the components. How jagged a way is: the mean
-angle by which it turns from one step to the next, in the full space; small steps hide that, so once more along the way
-cut into pieces of equal length; and how many times longer it is than the line from its first to its last point. Ways
-are also recorded after every row of a sweep, where single meetings show.
+The components come from the rows of H after every sweep, of all methods of a figure. Three measures of jaggedness: the
+mean angle between consecutive steps in the full space; the same along pieces of equal length, because small steps hide
+turns; and the length of the path over the distance of its ends. Paths are also recorded after every row of a sweep.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def way_of(X: np.ndarray, method: Method, begin: tuple[np.ndarray, np.ndarray], 
 
 
 def way_within(X: np.ndarray, eta: float, begin: tuple[np.ndarray, np.ndarray], sweeps: int) -> np.ndarray:
-    """H after every row that has played, sweep by sweep, row by row, with a constant η."""
+    """H after every row of every sweep, with a constant η."""
     board, W, Ht = board_of(as_matrix(X)), begin[0].copy(), np.ascontiguousarray(begin[1].T)
     way = [Ht.T.copy()]
     for _ in range(sweeps):
@@ -59,7 +58,7 @@ def way_within(X: np.ndarray, eta: float, begin: tuple[np.ndarray, np.ndarray], 
 
 
 def turning(path: np.ndarray) -> float:
-    """The mean angle, in degrees, between one step of a path (t × m) and the next; steps of no length are left out."""
+    """Mean angle in degrees between consecutive steps of a path (t × m), without steps of zero length."""
     steps = np.diff(path, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     steps = steps[lengths > 1e-12 * max(lengths.max(initial=0.0), 1e-300)]
@@ -71,7 +70,7 @@ def turning(path: np.ndarray) -> float:
 
 
 def evenly(path: np.ndarray, pieces: int = PIECES) -> np.ndarray:
-    """The same way in pieces of equal length."""
+    """Resample a path into pieces of equal length."""
     lengths = np.linalg.norm(np.diff(path, axis=0), axis=1)
     along = np.concatenate([[0.0], np.cumsum(lengths)])
     at = np.linspace(0.0, along[-1], pieces + 1)
@@ -79,13 +78,13 @@ def evenly(path: np.ndarray, pieces: int = PIECES) -> np.ndarray:
 
 
 def detour(path: np.ndarray) -> float:
-    """The length of a way over the distance between its ends."""
+    """Length of a path over the distance between its ends."""
     length = float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum())
     return length / max(float(np.linalg.norm(path[-1] - path[0])), 1e-300)
 
 
 def jaggedness(way: np.ndarray) -> dict[str, float]:
-    """All three numbers, means over the rows of H."""
+    """All three measures, means over the rows of H."""
     paths = [way[:, row] for row in range(way.shape[1])]
     return {
         "turning": rounded(np.mean([turning(path) for path in paths])),
@@ -95,7 +94,7 @@ def jaggedness(way: np.ndarray) -> dict[str, float]:
 
 
 def components(ways: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """The mean of all rows of all ways, their first three principal components (3 × m), and shares of the variance."""
+    """Mean of all points, their first three principal components (3 × m), and shares of the variance."""
     rows = np.concatenate([way.reshape(-1, way.shape[2]) for way in ways])
     mean = rows.mean(axis=0)
     values, vectors = np.linalg.eigh(np.cov((rows - mean).T))
@@ -104,7 +103,7 @@ def components(ways: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, list
 
 
 def figure(number: int, name: str, sweeps: int) -> list[dict[str, Any]]:
-    """MU and the three games of one figure; paths in the plane of the first data set are kept for drawing."""
+    """Run MU and the three games of one figure; keep the projected paths of the first data set for drawing."""
     X, begin = planted(number).X, start(number, 0)
     methods = [Method(MU), *FIGURES[name]]
     ways = [way_of(X, method, begin, sweeps) for method in methods]
@@ -149,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             records += figure(number, name, sweeps)
         records += [within(number, eta, inner) for eta in (PRINTED, 0.1, 0.3)]
     for record in records:
-        told = f"{record['turning']:6.2f}° {record['turning_evenly']:6.2f}° {record['detour']:6.2f}"
-        print(f"data {record['data']}, {record['figure']}: {record['method']} {told} {record.get('shares', '')}")
+        summary = f"{record['turning']:6.2f}° {record['turning_evenly']:6.2f}° {record['detour']:6.2f}"
+        print(f"data {record['data']}, {record['figure']}: {record['method']} {summary} {record.get('shares', '')}")
     write_lines(chosen.output, records)
 
 

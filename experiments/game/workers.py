@@ -1,9 +1,9 @@
-"""Section 3.3 of the game paper: players dealt out to workers, on threads of one machine and counted between parties.
+"""Section 3.3 of the game paper: players divided among workers, on threads of one machine and between parties.
 
     PARTSONG_DATA=folder python -m experiments.game.workers --output runs/game-workers.jsonl
 
 Measured: seconds of stratified sweeps on one thread, on two, and of two games side by side, in turns. Counted: what
-parties send in a sweep, from messages of a real run. Maps: any map of players to workers should do as well as another.
+parties send in a sweep, from the messages of a run. Maps: errors for different assignments of players to workers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def boards(is_quick: bool) -> Iterator[tuple[str, Matrix]]:
 
 
 def seconds_of(matrix: Matrix, number: int, sweeps: int) -> list[float]:
-    """Of single sweeps on so many threads, after one that compiles."""
+    """Seconds of single sweeps on this many threads, after one that compiles."""
     draw, game, taken = stream(0, "begin"), Game(Stratified()), []
     W, Ht = (draw.random((side, RANK)).astype(np.float32) for side in matrix.shape)
     standing = Standing(W, Ht)
@@ -65,7 +65,7 @@ def seconds_of(matrix: Matrix, number: int, sweeps: int) -> list[float]:
 
 
 def both_at_once(matrix: Matrix, sweeps: int) -> list[float]:
-    """Of single sweeps while two games of one thread each are played side by side: what the machine has to give."""
+    """Seconds of single sweeps while two games with one thread each run side by side: the machine's ceiling."""
     taken: list[list[float]] = []
     games = [Thread(target=lambda: taken.append(seconds_of(matrix, 1, sweeps))) for _ in range(2)]
     for game in games:
@@ -78,7 +78,7 @@ def both_at_once(matrix: Matrix, sweeps: int) -> list[float]:
 def measured(is_quick: bool) -> Iterator[dict[str, Any]]:
     """Medians over turns of one thread, of two, and of two games side by side; and processor time for each sweep.
 
-    Time on the clock holds what other processes took; time of the processor does not.
+    Wall-clock time includes other processes; processor time does not.
     """
     turns, sweeps = (1, 1) if is_quick else (6, 4)
     for name, matrix in boards(is_quick):
@@ -126,7 +126,7 @@ def counted(rows: int, columns: int, rank: int) -> Iterator[dict[str, Any]]:
 
 
 def maps(sweeps: int, starts: int) -> Iterator[dict[str, Any]]:
-    """The error after so many sweeps, by how players are dealt out to four workers."""
+    """Errors after some sweeps, by the assignment of players to four workers."""
     for seed in range(starts):
         X, (W, H) = planted(seed).X, start(seed, 0)
         draw = stream(seed, "map")

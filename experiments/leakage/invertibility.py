@@ -1,10 +1,10 @@
-"""What the sums of `exact` give away: rows, XᵀX, lone columns, membership and differences, beside the law's word.
+"""What the sums of `exact` disclose (rows, XᵀX, lone columns, membership, differences), beside the exposure level.
 
     python -m experiments.leakage.invertibility [--quick] [--parts phase,real] [--output FILE]
     python -m experiments.leakage.invertibility --report docs/results/invertibility.jsonl
 
-The program itself sent every sum, in a recorded run. One party of n rows is attacked; other parties hold other rows.
-With --parts only these parts are measured; lines of other parts stay in the output. --report prints the tables.
+Every sum comes from a recorded run of the program. One party of n rows is attacked; other parties hold other rows.
+--parts measures some parts and keeps the lines of the others in the output. --report prints the tables.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from partsong.topics.vocabulary import Vocabulary, count_words, tf_idf
 Record = dict[str, Any]
 VICTIM = "p0"
 OTHERS = (100, 100)
-"""Rows of the other parties, as far as there are any."""
+"""Number of rows of the other parties, if available."""
 RECOVERED, NEAR = 0.01, 0.1
 TELLS = 0.75
-"""The AUC from which a test counts as telling members in most cases; below, it is a guess."""
+"""AUC from which a test counts as `membership`; below, it is a `guess`."""
 
 # ---- recorded runs ----------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def pairs_of(context: AttackContext) -> list[Pair]:
 
 
 def word_of(context: AttackContext, rank: int) -> Record:
-    """The law's word, and the numbers that it comes from."""
+    """The exposure level, and the values that it is computed from."""
     support = Support.of(context.truth[VICTIM])
     return {
         "law": str(by_law(context, VICTIM)[0]),
@@ -114,7 +114,7 @@ def by_moment(context: AttackContext, seconds: float = 60.0) -> Record:
 
 
 def found_word(level: Exposure) -> str:
-    """A level as what was found."""
+    """The level of a finding."""
     return "nothing" if level is Exposure.BOUNDED else str(level)
 
 
@@ -130,7 +130,7 @@ def moment_error(moment: Moment, X: np.ndarray) -> float:
 
 
 def generated(seed: int, sizes: Sequence[int], columns: int, density: float) -> list[np.ndarray]:
-    """Parts with entries from Gamma(1), each cell with this probability, else zero."""
+    """Parts with entries from Gamma(1), each cell nonzero with this probability."""
     draw = stream(seed, "invertibility", columns, int(1000 * density), *sizes)
     return [draw.gamma(1.0, size=(n, columns)) * (draw.random((n, columns)) < density) for n in sizes]
 
@@ -195,10 +195,10 @@ def table(name: str) -> Any:
 def drawn(
     name: str, seed: int, sizes: Sequence[int], dtype: str = "float64", *, least: int = 1, common: float | None = None
 ) -> list[Any]:
-    """Disjoint random rows of a shared set in parts of these sizes, the last one shorter where no more are left.
+    """Disjoint random rows of a shared set in parts of these sizes; the last may be shorter.
 
-    Columns are those of `least` rows or more of the first part; or, where `common` is given, those that more than this
-    share of all rows of the set have, which does not depend on who is in the first part.
+    Columns are those that at least `least` rows of the first part use; or, if `common` is given, those that more than
+    this share of all rows of the set use, which does not depend on the first part.
     """
     X = table(name)
     order = stream(seed, "invertibility", name).permutation(X.shape[0])
@@ -230,7 +230,7 @@ def rounds_for(ratio: float, n: int, rank: int) -> int:
 
 
 def rank_and_rounds(ratio: float, n: int, ranks: Sequence[int] = (10, 9, 8, 7)) -> tuple[int, int]:
-    """The largest rank, and rounds, that come within 5 % of this ratio T k(k+1) / n(n+1), else nearest to it."""
+    """The largest rank, and rounds, within 5 % of this ratio T k(k+1) / n(n+1), or else the nearest."""
     tried = [(k, T) for k in ranks for T in (rounds_for(ratio, n, k) - 1, rounds_for(ratio, n, k)) if T * k >= n]
     away = [abs(ratio_of(k, T, n) / ratio - 1) if (ratio_of(k, T, n) < 1) == (ratio < 1) else 9.0 for k, T in tried]
     near = [(-each[0], off, each) for each, off in zip(tried, away, strict=True) if off <= 0.05]
@@ -252,7 +252,7 @@ def cell(
 
 
 def phase(is_quick: bool) -> Iterator[Record]:
-    """Share of rows found over n and density, along the ratio of the law, and for more rows."""
+    """Share of rows found over n and density, over the ratio, and for more rows."""
     seeds = range(1 if is_quick else 5)
     for n in PHASE_ROWS[:1] if is_quick else PHASE_ROWS:
         for density in (0.3, 1.0) if is_quick else PHASE_DENSITIES:
@@ -274,7 +274,7 @@ ROWS, RANK, ROUNDS = 40, 15, 10
 
 
 def real_rows(seed: int, name: str, dtype: str, rows: int = ROWS, rank: int = RANK, rounds: int = ROUNDS) -> Record:
-    """Rows of a shared set; also how many of them as many rows of others already come within 10 % of."""
+    """Attack rows of a shared set; also count those that rows of others already match within 10 %."""
     parts = drawn(name, seed, (rows, *OTHERS), dtype)
     context = recorded(parts, rank, rounds, seed).context()
     X, strangers = context.truth[VICTIM], dense(parts[1])[:rows]
@@ -296,13 +296,13 @@ def real(is_quick: bool) -> Iterator[Record]:
 
 
 def by_dictionary(parts: Sequence[Any], rank: int, rounds: int, seed: int, seconds: float) -> Record:
-    """Search a dictionary; rows found up to a factor, or on their scale where the grams give it."""
+    """Run the dictionary search; rows are found up to a factor, or with their scale if the grams give it."""
     context = recorded(parts, rank, rounds, seed).context()
     X, began = context.truth[VICTIM], time.monotonic()
     out: Record = {"is_scaled": False, "reported": 0, "within_1": 0, "within_10": 0, "failed": 0}
     try:
         found = rows_by_dictionary(pairs_of(context), len(X), deadline=began + seconds)
-    except RuntimeError:  # SciPy's NNLS gives up on some columns: the search has no answer then
+    except RuntimeError:  # SciPy's NNLS fails on some columns; the search then has no answer
         found, out["failed"] = None, 1
     if found is not None:
         array = "X" if found.is_scaled else "X up to a factor"
@@ -334,9 +334,9 @@ def dictionary(is_quick: bool) -> Iterator[Record]:
 
 
 def lone(seed: int, name: str, parts: Sequence[Any], least: int, rounds: int = 1, rank: int = 10) -> Record:
-    """Columns that one row alone has: rows with two or more of them, groups found, and rows known as a whole.
+    """Columns that only one row uses: rows with two or more of them, groups found, and rows recovered as a whole.
 
-    `right`: groups of one row; `shared`: columns that several rows have in proportion; `mistaken`: all others.
+    `right`: groups of one row; `shared`: columns that several rows use in proportion; `mistaken`: all others.
     """
     context = recorded(parts, rank, rounds, seed).context()
     X = context.truth[VICTIM]
@@ -367,7 +367,7 @@ def lone(seed: int, name: str, parts: Sequence[Any], least: int, rounds: int = 1
 
 
 def lone_part(is_quick: bool) -> Iterator[Record]:
-    """Texts and ratings, one round in float32, with and without the columns of one row."""
+    """Texts and ratings, one round in float32, with and without columns of a single row."""
     if is_quick:
         for least in (1, 2):
             parts = [rows.astype(np.float32) for rows in generated(0, (60, 40), 300, 0.02)]
@@ -418,7 +418,7 @@ MEMBER_SETS = (
     ("bbc", 0.0),
     ("bbc", 0.05),
 )
-"""Sets, and the share of all rows that must have a column: with 0 rare columns decide the word."""
+"""Sets, and the share of all rows that must use a column; at 0, rare columns decide the level."""
 
 
 def member_part(is_quick: bool) -> Iterator[Record]:
@@ -447,7 +447,7 @@ def factor_tests(seed: int, name: str, members: int = MEMBERS, most: float = 1.5
 
 
 def factor_part(is_quick: bool) -> Iterator[Record]:
-    """Uploads of H: no law is known for these."""
+    """Uploads of H, for which no exposure level exists."""
     for name in ("brain",) if is_quick else ("tcga", "brain", "mnist", "bbc"):
         for seed in range(1 if is_quick else 3):
             for record in factor_tests(seed, name, 20 if is_quick else MEMBERS):
@@ -483,7 +483,7 @@ def difference(
 
 
 def difference_part(is_quick: bool) -> Iterator[Record]:
-    """Dense generated rows, expression and cells; in the open and under masks; the same and another seed."""
+    """Dense generated rows, expression and cells; plain and under secure aggregation; the same and another seed."""
     for seed in range(1 if is_quick else 5):
         for kind in ("dense",) if is_quick else ("dense", "tcga", "brain", "bbc"):
             sizes = (31, 30, 30) if is_quick else (201, 100, 100)
@@ -502,7 +502,7 @@ def difference_part(is_quick: bool) -> Iterator[Record]:
 
 
 def at_limit(seed: int, kind: str, parts: Sequence[Any], rank: int, limit: Exposure, seconds: float) -> Record:
-    """As many rounds as stay within a limit, then every attack: the worst that they find, judged by the truth."""
+    """Run as many rounds as a limit allows, then every attack; return the worst finding, judged by the truth."""
     support = Support.of(dense(parts[0]))
     rounds = (support.most_directions(limit) or 0) // rank
     about: Record = {"set": kind, "limit": str(limit), "rows": parts[0].shape[0], "columns": parts[0].shape[1]}
@@ -538,21 +538,21 @@ def limit_part(is_quick: bool) -> Iterator[Record]:
             yield {"kind": "limit", **at_limit(seed, name, parts, 2, Exposure.ENTRIES, 20.0)}
 
 
-# ---- 8: an odd row ----------------------------------------------------------------------------------------------
+# ---- 8: odd rows ----------------------------------------------------------------------------------------------
 
 
 def alike(seed: int, n: int = 200, m: int = 200) -> list[np.ndarray]:
-    """Rows of one direction and of several sizes, with noise of up to a tenth: all cells above zero."""
+    """Rows of one direction and several sizes with noise of up to a tenth, all cells above zero."""
     draw = stream(seed, "invertibility", "alike", n)
     mean = draw.gamma(1.0, size=m) + 0.01
     return [mean * (1 + 0.1 * draw.random((count, m))) * (0.5 + draw.random((count, 1))) for count in (n, 100)]
 
 
 def odd_row(seed: int, kind: str, parts: Sequence[np.ndarray], factor: float, rank: int, rounds: int) -> Record:
-    """One row unlike the others (its columns exchanged, times a factor; 0: left as it is) and how well it is read.
+    """One row unlike the others (columns permuted, times a factor; 0: unchanged) and the error with which it is read.
 
-    Read is C_t[l] / √G_t[l, l] for every component l and round t, which is x where row x alone uses component l.
-    `error` is that of the odd row, `nearest` the least one of all other rows.
+    The attack reads C_t[l] / √G_t[l, l] for every component l and round t, which is x if row x alone uses component l.
+    `error` is that of the odd row, `nearest` the smallest of all other rows.
     """
     rows = np.array(parts[0])
     if factor:
@@ -569,7 +569,7 @@ def odd_row(seed: int, kind: str, parts: Sequence[np.ndarray], factor: float, ra
 
 
 ODD_SETS = (("alike", 0), ("tcga", 200), ("brain", 100), ("faces", 150), ("mnist", 60))
-"""Sets, and the least support of the columns that leave."""
+"""Sets, and the least support of their columns."""
 
 
 def odd_part(is_quick: bool) -> Iterator[Record]:
@@ -599,7 +599,7 @@ PARTS: Mapping[str, Callable[[bool], Iterator[Record]]] = {
 
 
 def records(is_quick: bool, parts: Sequence[str] = tuple(PARTS)) -> Iterator[Record]:
-    """All of them, each with the name of its part."""
+    """All records, each with the name of its part."""
     for part in parts:
         for record in PARTS[part](is_quick):
             yield {"part": part, **record}
@@ -609,7 +609,7 @@ def records(is_quick: bool, parts: Sequence[str] = tuple(PARTS)) -> Iterator[Rec
 
 
 def report(rows: Sequence[Record]) -> str:
-    """Make the tables of the page, each under the name of what it shows; cells are means over seeds [least–largest]."""
+    """All tables under their names; cells are means over seeds [smallest–largest]."""
     return "\n\n".join(f"### {name}\n\n{make(rows)}" for name, make in REPORTS.items())
 
 
@@ -617,7 +617,7 @@ Key = tuple[Any, ...]
 
 
 def grouped(rows: Sequence[Record], kind: str, *names: str) -> dict[Key, list[Record]]:
-    """Records of a kind by these fields, in the order of their first ones."""
+    """Group records of a kind by these fields, in order of appearance."""
     out: dict[Key, list[Record]] = {}
     for row in rows:
         if row["kind"] == kind:
@@ -632,7 +632,7 @@ def markdown(heads: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
 
 
 def over(rows: Sequence[Record], name: str, form: str = ".3g", share_of: str | None = None) -> str:
-    """Mean over records, and in brackets least and largest where they differ."""
+    """Mean over records, with smallest and largest in brackets if they differ."""
     values = [float(row[name]) / (float(row[share_of]) if share_of else 1.0) for row in rows if row[name] is not None]
     if not values:
         return "–"
@@ -641,7 +641,7 @@ def over(rows: Sequence[Record], name: str, form: str = ".3g", share_of: str | N
 
 
 def median(rows: Sequence[Record], name: str) -> str:
-    """Median over records, and in brackets least and largest."""
+    """Median over records, with smallest and largest in brackets."""
     values = [float(row[name]) for row in rows if row[name] is not None]
     if not values:
         return "–"
@@ -650,7 +650,7 @@ def median(rows: Sequence[Record], name: str) -> str:
 
 
 def words(rows: Sequence[Record], name: str = "law") -> str:
-    """Words of these records, each once."""
+    """Distinct levels of these records."""
     return ", ".join(dict.fromkeys(str(row[name]) for row in rows))
 
 
@@ -658,7 +658,7 @@ GENERATED = {"dense": "generated, all cells", "alike": "generated, rows alike"}
 
 
 def title(name: str) -> str:
-    """A set in words."""
+    """Title of a set."""
     return TABLES[name][0] if name in TABLES else GENERATED.get(name, name)
 
 
@@ -852,7 +852,7 @@ def _odd(rows: Sequence[Record]) -> str:
 
 
 def is_worse(row: Record) -> bool:
-    """Whether more was found than the law's word says."""
+    """Whether more was found than the exposure level says."""
     if not row.get("law") or row["found"] == "nothing":
         return False
     return not Exposure(row["found"]).within(Exposure(row["law"]))
@@ -932,7 +932,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def lines_of(file: Path) -> list[Record]:
-    """Records of a file of JSON lines."""
+    """Read a JSON Lines file."""
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
 

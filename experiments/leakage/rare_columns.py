@@ -1,9 +1,9 @@
-"""What setting rare columns to zero does to a model: sites with 300 rows each, `fnmf`, five rounds of rank 10.
+"""Error of a model when rare columns are set to zero: sites with 300 rows each, `fnmf`, five rounds of rank 10.
 
     PARTSONG_DATA=… python -m experiments.leakage.rare_columns [--document docs/results/leakage.md]
 
-Each site is a real one: a policy, a ledger and a folder, asked by a coordinator in this process. By default it refuses
-the run, because few rows use its rarest column; with rare_columns = "zero" the run goes through.
+Sites have a policy, a ledger and a folder; the coordinator runs in this process. By default a site refuses the run,
+because few rows use its rarest column. With rare_columns = "zero" it accepts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One federation: columns that were zero, what they held, the error of H on all cells, and without the limit."""
+    """One federation: columns set to zero, their share of ‖X‖², errors of H on all cells with and without the limit."""
 
     rarest: int
     n_rare: int
@@ -63,7 +63,7 @@ def rows_of(name: str, seed: int) -> list[np.ndarray]:
 
 
 def federation(folder: Path, parts: list[np.ndarray], policy: Policy, seed: int) -> np.ndarray:
-    """H of one run among sites with this policy."""
+    """Run a federation of sites with this policy, and return H."""
     columns = tuple(f"column {number}" for number in range(parts[0].shape[1]))
     sites = {
         f"site-{at}": Site(f"site-{at}", folder / f"site-{at}", SiteData(X, columns, at + 1), policy)

@@ -3,8 +3,8 @@
     python -m experiments.leakage.report docs/results
 
 The folder holds invertibility.jsonl and leakage.jsonl. Replaces the text between `<!-- table: NAME -->` and
-`<!-- end -->`, and nothing else. `--print` prints every table in full. The table of rare columns comes from
-`experiments.leakage.rare_columns`, which writes it itself.
+`<!-- end -->`, and nothing else. `--print` prints every table in full. `experiments.leakage.rare_columns` writes the
+table of rare columns.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "uploads-of-H": ("factors", lambda table: table),
     "levels": ("law", lambda table: select(table, _can_be_exceeded)),
 }
-"""What the page shows: the table of `experiments.leakage.invertibility`, and what of it."""
+"""Tables of `experiments.leakage.invertibility` on the page, and their rows and columns."""
 
 
 def sketches(records: Records) -> str:
-    """Per cent of columns found from sketches, over T·d/n."""
+    """Percentage of columns found from sketches, over T·d/n."""
     found = [record for record in records if record["kind"] == "sketches"]
     lines = [f"| cells above zero | {' | '.join(f'{share:g}' for share in SHARES)} |", "|---|" + "---|" * len(SHARES)]
     cases = [("any, linear algebra alone", "linear", DENSITIES[-1])]

@@ -37,7 +37,7 @@ RANK, FEATURES = 4, 40
 
 
 def sketched(seed: int, kind: Any, density: float) -> Iterator[dict[str, Any]]:
-    """Relative errors, and the share of columns found exactly, as sketches of one X come in."""
+    """Relative errors and the share of columns found exactly, over the number of sketches of one X."""
     draw = stream(seed, "leakage", "sketches", int(100 * density))
     X = draw.gamma(1.0, size=(ROWS, COLUMNS)) * (draw.random((ROWS, COLUMNS)) < density)
     operators = [kind(DIMENSION).draw(ROWS, seed, "S", turn) for turn in range(ROWS // DIMENSION)]
@@ -59,7 +59,7 @@ def sketched(seed: int, kind: Any, density: float) -> Iterator[dict[str, Any]]:
 
 
 def parties(seed: int, rows: int, density: float) -> list[np.ndarray]:
-    """A small party and two of 30 rows: planted parts and noise, with some of the cells."""
+    """A small party and two of 30 rows: planted components and noise, some cells set to zero."""
     draw = stream(seed, "leakage", "parties", rows, int(100 * density))
     H = draw.gamma(0.5, size=(RANK, FEATURES))
     sizes = (rows, 30, 30)
@@ -68,7 +68,7 @@ def parties(seed: int, rows: int, density: float) -> list[np.ndarray]:
 
 
 def small_party(seed: int, name: str, program: Program, rows: int, density: float) -> dict[str, Any]:
-    """The least error with which the small party's rows, or their span, are worked out."""
+    """The smallest error with which the small party's rows, or their span, are recovered."""
     parts = parties(seed, rows, density)
     shards = [Shard(f"p{i}", as_matrix(part), seed + i) for i, part in enumerate(parts)]
     rounds = 2 * len(shards) if name == "game" else 5
@@ -102,7 +102,7 @@ def _distance(found: np.ndarray, row: np.ndarray) -> float:
 
 
 def span_of_sums(seed: int, rows: int, rounds: int) -> dict[str, Any]:
-    """How much of a row lies outside the span of sums of WᵀX: the worst of all rows, the best of others like them."""
+    """Share of a row outside the span of sums of WᵀX: the largest of all members, the smallest of strangers."""
     draw = stream(seed, "leakage", "spans", rows)
     H = draw.gamma(0.5, size=(10, 500))
     X, strangers = (draw.gamma(0.5, size=(n, 10)) @ H + 0.1 * draw.random((n, 500)) for n in (rows, 20))
@@ -120,7 +120,7 @@ def span_of_sums(seed: int, rows: int, rounds: int) -> dict[str, Any]:
 
 
 def records(is_quick: bool) -> Iterator[dict[str, Any]]:
-    """All of them."""
+    """All records."""
     seeds = range(1 if is_quick else SEEDS)
     cases = [(Gaussian, density) for density in (DENSITIES[:1] if is_quick else DENSITIES)]
     for seed, (kind, density) in product(seeds, cases if is_quick else [*cases, (Hadamard, 0.1)]):

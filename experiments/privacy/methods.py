@@ -1,4 +1,4 @@
-"""Methods of the experiments with privacy: noise as printed, noise with a proof, none, and models of no data."""
+"""Methods of the privacy experiments: noise as printed, noise with a proof, no noise, and data-free models."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from partsong.privacy.randomness import InsecureSource, Source, system_source
 
 DELTA = 1e-5
 SIGNED = ", signed"
-"""Of a kind of noise: uploads are not cut off at zero before they are averaged."""
+"""Suffix of a kind of noise whose uploads are not cut off at zero before averaging."""
 METHODS = ("FNMF-LAP", "FNMF-SK", "FedAvg", "FedProx", "iPALM once")
 STRENGTHS: Mapping[str, float] = {"FNMF-LAP (paper)": 0.01, "FedAvg": 0.0, "iPALM once": 0.0}
-"""Of the pull: the defaults of the recipes; 0.1 for all others."""
+"""Strength of the pull; 0.1 for all other methods."""
 DATA_FREE = ("data-free: uniform", "data-free: sparse", "data-free: pieces", "data-free: tiles")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a run is made private: ε in all (of one round where `purpose` is "printed"), clip or row bound, rounds."""
+    """Privacy settings: ε in total (per round if `purpose` is "printed"), clip or row bound, rounds."""
 
     kind: str = ""
     epsilon: float = math.inf
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """Noise that comes out the same twice: it protects nothing, and has the distribution of noise that does."""
+    """Reproducible noise: it has the distribution of protective noise, and protects nothing."""
 
     seed: int
 
@@ -61,7 +61,7 @@ class PrintedNoise(LocalAveraging):
     seed: int = 0
 
     def local(self, shard: Shard, party: AveragingPartyState, model: Message) -> tuple[AveragingPartyState, Message]:
-        """As without noise; what leaves is noisy."""
+        """Run the step without noise, and add noise to the upload."""
         after, upload = LocalAveraging.local(self, shard, party, model)
         H = upload["H"]
         draw = stream(self.seed, "printed noise", shard.name, int(model["turn"][0]))
@@ -83,12 +83,12 @@ def _consensus(method: str, rank: int, setting: Setting, start: str) -> tuple[Lo
 
 
 def free_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[Any, int]:
-    """Without noise; parties start alone, as in the paper."""
+    """Without noise; `init_mode="local"`, as in the paper."""
     return _consensus(method, rank, setting, "independent")
 
 
 def printed_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[Any, int]:
-    """With the noise of the paper for a sensitivity of 1 and ε in each round; parties start alone."""
+    """With the paper's noise for a sensitivity of 1 and ε per round; `init_mode="local"`."""
     program, rounds = _consensus(method, rank, setting, "independent")
     whole = {field.name: getattr(program, field.name) for field in fields(program)}
     return PrintedNoise(
@@ -98,25 +98,25 @@ def printed_program(method: str, rank: int, setting: Setting, seed: int) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """A mechanism whose messages are cut off at zero before they leave, as ours once were."""
+    """A mechanism whose messages are cut off at zero before upload, as in earlier versions."""
 
     mechanism: Mechanism
 
     @property
     def release(self) -> Release:
-        """As within: what is done to a message afterwards costs nothing."""
+        """The release of the inner mechanism: post-processing costs nothing."""
         return self.mechanism.release
 
     def protect(
         self, arrays: Mapping[str, Any], reference: Mapping[str, Any], source: Source = system_source
     ) -> dict[str, Any]:
-        """max(0, ·) of what the mechanism sends."""
+        """max(0, ·) of the mechanism's output."""
         sent = self.mechanism.protect(arrays, reference, source)
         return {name: kernels.of(array).cast(np.maximum(array, 0), array) for name, array in sent.items()}
 
 
 def party_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[Any, int]:
-    """With clip and noise for ε over all rounds (δ = 0 for Laplace noise); parties start at the public model."""
+    """With clip and noise for ε over all rounds (δ = 0 for Laplace noise); `init_mode="shared"`."""
     program, rounds = _consensus(method, rank, setting, "common")
     noise, is_signed, _ = setting.kind.partition(SIGNED)
     multiplier = noise_multiplier_for(setting.epsilon, DELTA if noise == "gaussian" else 0.0, rounds, noise)
@@ -135,7 +135,7 @@ def row_program(method: str, rank: int, setting: Setting, seed: int) -> tuple[An
 
 
 def data_free(name: str, rank: int, columns: int, draw: np.random.Generator) -> np.ndarray:
-    """H (k × m) that knows no data: random rows, dense or sparse; runs of columns; tiles of a square image."""
+    """Data-free H (k × m): random rows, dense or sparse; runs of columns; tiles of a square image."""
     if name == "data-free: uniform":
         return draw.random((rank, columns))
     if name == "data-free: sparse":
@@ -150,5 +150,5 @@ def data_free(name: str, rank: int, columns: int, draw: np.random.Generator) -> 
 
 
 def _pieces(count: int, columns: int) -> np.ndarray:
-    """0/1 (count × columns): each column in one of so many runs."""
+    """0/1 (count × columns): each column belongs to one of `count` runs."""
     return np.equal.outer(np.arange(count), np.arange(columns) * count // columns).astype(np.float64)

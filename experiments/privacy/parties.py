@@ -1,10 +1,10 @@
-"""Fig. 4 of the FNMF paper: error against ε, with the noise as it is printed and with noise that protects parties.
+"""Fig. 4 of the FNMF paper: error against ε, with noise as printed and with noise that protects parties.
 
     PARTSONG_DATA=folder python -m experiments.privacy.parties --processes 16 --output privacy-parties.jsonl
     python -m experiments.privacy.parties --parts shipped --processes 16 --output privacy-shipped.jsonl
 
 Clip and number of rounds are those with the least error on generated data of other seeds (for MNIST: on Fashion-MNIST),
-for each method, kind of noise, relation and ε alike; so are row bound, rounds and ridge of the row-level method.
+for each method, kind of noise, relation and ε. So are row bound, rounds and ridge of the row-level method.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from experiments.shared.metrics import spread
 RANK = 10
 FEW, MANY, DIGITS = ("blocks", 20, 2000), ("blocks", 1000, 20000), ("mnist", 200, 20000)
 SEVERAL, CLOTHES, TINY = ("blocks", 300, 6000), ("fashion", 200, 20000), ("blocks", 3, 60)
-"""Data, parties, rows in all: the cases, what MNIST's settings are chosen on, and what a quick look takes."""
+"""Data, parties, total rows: the cases, the tuning data for MNIST, and the case of --quick."""
 PRINTED = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 10000.0)
 COMPOSED = (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
 BY_ROW = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
 FORMS = (("gaussian", "replace"), ("gaussian", "zero-out"), ("laplace", "replace"))
 CLIPS, LONGER_CLIPS = (0.1, 0.3, 1.0, 3.0), (3.0, 10.0, 30.0)
-"""Of an H with ten rows of norm 1 in the L2 norm, and in the L1 norm, which is up to 30 times as long."""
+"""Clips for an H with ten rows of norm 1, in the L2 norm and in the up to 30 times larger L1 norm."""
 ROUNDS = (1, 3, 10)
 ROW_LEVEL = ("row level", "row level, open")
 
 
 def steps_of(method: str, case: tuple[str, int, int]) -> int:
-    """Local steps of a round; as many as of ten rounds (of three, where parties are many) for what averages once."""
+    """Local steps per round; one-shot methods make those of ten rounds (of three with many parties)."""
     if case == TINY:
         return 5
     return 100 if method != "iPALM once" else (1000 if case == FEW else 300)
 
 
 def free(case: tuple[str, int, int], seeds: Iterable[int], rank: int, methods: Sequence[str]) -> Iterator[Trial]:
-    """Without noise: the floor, the ceilings, and the methods as they are."""
+    """Trials without noise: pooled, data-free, and all methods."""
     data, parties, rows = case
     for seed, method in product(seeds, ("pooled", *DATA_FREE, *methods)):
         steps = steps_of(method, case) if method in methods else 100
@@ -49,7 +49,7 @@ def free(case: tuple[str, int, int], seeds: Iterable[int], rank: int, methods: S
 
 
 def printed(case: tuple[str, int, int], seeds: Iterable[int]) -> Iterator[Trial]:
-    """Noise as it is printed, ε in each round."""
+    """Trials with noise as printed, ε per round."""
     data, parties, rows = case
     methods = ("FNMF-LAP (paper)", *METHODS)
     for seed, method, kind, epsilon in product(seeds, methods, ("gaussian", "laplace"), PRINTED):
@@ -60,7 +60,7 @@ def printed(case: tuple[str, int, int], seeds: Iterable[int]) -> Iterator[Trial]
 def cells(
     case: tuple[str, int, int], methods: Sequence[str], forms: Sequence[tuple[str, str]], epsilons: Sequence[float]
 ) -> Iterator[Trial]:
-    """One trial for each curve and ε at party level, its clip and rounds still to be chosen."""
+    """A trial for each curve and ε at party level, without its clip and rounds."""
     data, parties, rows = case
     rank = RANK if data == "blocks" else 20
     for method, (kind, relation), epsilon in product(methods, forms, epsilons):
@@ -69,27 +69,27 @@ def cells(
 
 
 def variants(cell: Trial, seeds: Iterable[int], rounds: Sequence[int] = ROUNDS) -> Iterator[Trial]:
-    """All clips and rounds that are tried for it."""
+    """All clips and rounds to try for it."""
     clips = LONGER_CLIPS if cell.setting.kind.startswith("laplace") else CLIPS
     for seed, clip, turns in product(seeds, clips, (1,) if cell.method == "iPALM once" else rounds):
         yield replace(cell, seed=seed, setting=replace(cell.setting, clip=clip, rounds=turns))
 
 
 def row_cells(case: tuple[str, int, int], methods: Sequence[str] = ROW_LEVEL) -> Iterator[Trial]:
-    """The row-level method, settings still to be chosen."""
+    """Trials of the row-level method, without its settings."""
     data, parties, rows = case
     for method, epsilon in product(methods, BY_ROW):
         yield Trial("rows", data, method, parties, rows, RANK, 0, Setting("gaussian", epsilon, "add-or-remove", 0, 0))
 
 
 def row_variants(cell: Trial, seeds: Iterable[int]) -> Iterator[Trial]:
-    """All bounds, rounds and ridges that are tried for it."""
+    """All bounds, rounds and ridges to try for it."""
     for seed, clip, rounds, ridge in product(seeds, (1.0, 3.0, 10.0), (1, 3, 10, 30), (0.1, 0.3, 1.0, 3.0, 10.0)):
         yield replace(cell, seed=seed, setting=replace(cell.setting, clip=clip, rounds=rounds, ridge=ridge))
 
 
 def at_best(found: Records, cells: Iterable[Trial], seeds: Iterable[int], on: str = "") -> Iterator[Trial]:
-    """The cells with the settings that tuning has chosen, for all seeds."""
+    """The trials of a cell with the tuned settings, for all seeds."""
     given_seeds = tuple(seeds)
     for cell in cells:
         among = {} if on else {"parties": cell.parties, "rows": cell.rows}
@@ -98,7 +98,7 @@ def at_best(found: Records, cells: Iterable[Trial], seeds: Iterable[int], on: st
 
 
 def blocks_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> list[Trial]:
-    """Everything on generated data, tuned on other seeds of it."""
+    """All trials on generated data, tuned on other seeds."""
     case = TINY if chosen.quick else FEW
     forms, epsilons = (FORMS[:1], (10.0, 1000.0)) if chosen.quick else (FORMS, COMPOSED)
     methods = METHODS[::2] if chosen.quick else METHODS
@@ -123,7 +123,7 @@ def blocks_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> li
 
 
 def many_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> list[Trial]:
-    """A thousand parties of twenty rows; rounds are few."""
+    """A thousand parties of twenty rows, with few rounds."""
     epsilons = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
     here, by_row = list(cells(MANY, METHODS, FORMS[:1], epsilons)), list(row_cells(MANY, ROW_LEVEL[:1]))
     tried = [trial for cell in here for trial in variants(cell, tuning[:1], ROUNDS[:2])]
@@ -133,7 +133,7 @@ def many_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> list
 
 
 def digit_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> list[Trial]:
-    """MNIST at 200 parties, tuned on Fashion-MNIST at as many."""
+    """MNIST at 200 parties, tuned on Fashion-MNIST at 200 parties."""
     methods, epsilons = METHODS[:1], (100.0, 1000.0, 10000.0)
     other = cells(CLOTHES, methods, FORMS[:1], epsilons)
     run_all([t for cell in other for t in variants(cell, tuning[:1], ROUNDS[:2])], chosen.output, chosen.processes)
@@ -142,7 +142,7 @@ def digit_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> lis
 
 
 def signed_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> list[Trial]:
-    """FedAvg, uploads cut off at zero by the parties or their mean by the server, at 20 and at 300 parties."""
+    """FedAvg at 20 and 300 parties: cut off at zero by the parties, or by the server after the mean."""
     forms, epsilons = (FORMS[0], ("gaussian" + SIGNED, "replace")), (10.0, 100.0, 1000.0)
     here = [*cells(FEW, ("FedAvg",), forms[1:], epsilons), *cells(SEVERAL, ("FedAvg",), forms, epsilons)]
     tried = [trial for cell in here for trial in variants(cell, tuning[:1], ROUNDS[:2]) if trial.setting.clip >= 1]
@@ -151,9 +151,9 @@ def signed_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> li
 
 
 def shipped_trials(chosen: argparse.Namespace, seeds: range, tuning: range) -> list[Trial]:
-    """Parties as the library protects them now, cut off at zero after the mean; into a file of their own.
+    """Party-level privacy as the library has it now, cut off at zero after the mean; use a separate file.
 
-    Clip and rounds are those that were chosen for uploads which are cut off before it.
+    Clip and rounds are those chosen for uploads that are cut off before the mean.
     """
     found = known(chosen.output.with_name("privacy-parties.jsonl"))
     here = cells(FEW, METHODS, (FORMS[0], FORMS[2]), COMPOSED)
@@ -184,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setting = trial.setting
             label = (trial.data, trial.parties, trial.purpose, trial.method, setting.kind, setting.relation)
             values.setdefault((*label, setting.epsilon), []).append(record["rmsd"])
-        for told, numbers in values.items():
-            print(*told, spread(numbers, 4), sep=" | ", flush=True)
+        for label, numbers in values.items():
+            print(*label, spread(numbers, 4), sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,12 +59,12 @@ EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "mnist-in-short": ("epsilon-mnist", lambda table: select(table, _is_few)),
     "tcga-in-short": ("epsilon-tcga", lambda table: select(table, _is_few)),
 }
-"""What the page shows of long tables."""
+"""Excerpts on the page: the table, and its rows and columns."""
 CASES = {"20 parties": FEW[:2], "1000 parties": MANY[:2], "MNIST, 200 parties": DIGITS[:2]}
 
 
 def party_tables(found: Records) -> dict[str, str]:
-    """Fig. 4 and what belongs to it."""
+    """Tables on Fig. 4 and party-level privacy."""
     made = {f"printed-{kind}": privacy_tables.printed(found, kind) for kind in ("gaussian", "laplace")}
     made |= {f"parties-{kind}-{form}": privacy_tables.parties(found, kind, form, FEW[1]) for kind, form in FORMS}
     made["parties-many"] = privacy_tables.parties(found, *FORMS[0], MANY[1])
@@ -75,7 +75,7 @@ def party_tables(found: Records) -> dict[str, str]:
 
 
 def row_tables(found: Records) -> dict[str, str]:
-    """The row-level method, for all data that there are runs of."""
+    """Tables on the row-level method, for all data with runs."""
     made = {}
     for name, study in STUDIES.items():
         if any(trial.data == name and not trial.is_tuning for trial in found):
@@ -88,7 +88,7 @@ def row_tables(found: Records) -> dict[str, str]:
 def drawn(
     found: Records, field: str, curves: dict[str, dict[str, Any]], over: Callable[[Trial], float], axis: str
 ) -> str:
-    """Means over seeds as lines over a logarithmic axis; a curve is what its runs have in common."""
+    """Means over seeds as lines over a logarithmic axis; a curve is given by what its runs have in common."""
     lines: list[Line] = []
     for name, wanted in curves.items():
         points: dict[float, list[float]] = {}

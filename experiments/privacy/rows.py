@@ -4,8 +4,8 @@
 
 Row bound, rounds and ridge are those with the least error on other data, at k = 10 (at 1 for k = 1): for MNIST on
 Fashion-MNIST with as many rows (20000 where there are more), for TCGA on mouse brain cells. One sum with one noise: all
-rows at one party, or noise in shares under a masked sum, which is the same. "Open": ten parties, each with noise of its
-own.
+rows at one party, or noise shares under secure aggregation, which is equivalent. "Open": each of ten parties adds the
+full noise.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ RIDGES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 ROUNDS = (1, 3, 10, 30)
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 FURTHER = (*EPSILONS, 300.0, 1000.0, 3000.0)
-"""Far beyond any privacy: where noise is as small as with more rows."""
+"""Values of ε without meaningful privacy, where noise is as small as with more rows."""
 USUAL = (1.0, 3.0, 10.0)
 TUNING_RANK, RIDGES_ALONE = 10, (0.0, 1.0, 10.0)
-"""Settings of a single component are chosen by themselves, those of all other ranks at this one."""
+"""Settings for k = 1 are tuned separately, those of all other ranks at this rank."""
 OPEN_PARTIES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Data and the other data that settings are chosen on: numbers of rows of both, bounds that are tried, ranks.
+    """Data and tuning data: numbers of rows of both, row bounds to try, ranks.
 
-    Where ε is among `careful` settings are chosen with two seeds and for all sizes; else with one, for the largest.
-    Beyond the largest ε that settings are chosen for, they are those of that one.
+    For ε in `careful`, settings are tuned with two seeds for all sizes; otherwise with one seed for the largest size.
+    Beyond the largest tuned ε, its settings are used.
     """
 
     data: str
@@ -53,11 +53,11 @@ class Study:
 
     @property
     def whole(self) -> int:
-        """All rows."""
+        """The number of all rows."""
         return self.sizes[-1]
 
     def size_for(self, rows: int) -> int:
-        """With how many rows of the other data settings for so many are chosen."""
+        """Number of rows of the tuning data for this number of rows."""
         return max((n for n in self.other_sizes if n <= rows), default=self.other_sizes[0])
 
 
@@ -75,7 +75,7 @@ def _private(study: Study, rows: int, rank: int, seed: int, setting: Setting, da
 
 
 def tuning(study: Study) -> Iterator[Trial]:
-    """All settings on the other data."""
+    """Trials of all settings on the tuning data."""
     for rows, epsilon in product(study.other_sizes, (e for e in study.epsilons if e <= EPSILONS[-1])):
         is_careful = epsilon in study.careful
         if not is_careful and rows != study.other_sizes[-1]:
@@ -90,14 +90,14 @@ def tuning(study: Study) -> Iterator[Trial]:
 
 
 def best(found: Records, study: Study, rows: int, epsilon: float, rank: int = TUNING_RANK) -> Setting:
-    """The setting for so many rows and ε, from the other data."""
+    """The tuned setting for this number of rows and ε."""
     wanted = Setting("gaussian", min(epsilon, EPSILONS[-1]), "add-or-remove")
     like = _private(study, rows, TUNING_RANK if rank > 1 else 1, 0, wanted)
     return replace(chosen_setting(found, like, study.other, rows=study.size_for(rows)), epsilon=epsilon)
 
 
 def floors(study: Study, seeds: Sequence[int], sizes: Sequence[int]) -> Iterator[Trial]:
-    """Without noise: pooled, and models that know none of the data."""
+    """Trials without noise: pooled and data-free."""
     for rows, rank, seed, method in product(sizes, study.ranks, seeds, ("pooled", *DATA_FREE)):
         yield Trial("free", study.data, method, 1, rows, rank, seed)
     for rank, seed in product(study.ranks if study.public else (), seeds):
@@ -105,7 +105,7 @@ def floors(study: Study, seeds: Sequence[int], sizes: Sequence[int]) -> Iterator
 
 
 def measured(found: Records, study: Study, seeds: Sequence[int]) -> Iterator[Trial]:
-    """Over rows at the usual ε, over ε with all rows, over rounds, and with noise at each of ten parties."""
+    """Trials over rows at the usual ε, over ε with all rows, over rounds, and with noise at each of ten parties."""
     by_size = [(rows, epsilon) for rows in study.sizes for epsilon in USUAL]
     by_epsilon = [(study.whole, epsilon) for epsilon in study.epsilons]
     for (rows, epsilon), rank, seed in product(dict.fromkeys([*by_size, *by_epsilon]), study.ranks, seeds):
@@ -117,7 +117,7 @@ def measured(found: Records, study: Study, seeds: Sequence[int]) -> Iterator[Tri
 
 
 def run_study(study: Study, chosen: argparse.Namespace, seeds: Sequence[int]) -> dict[Trial, dict[str, float]]:
-    """Tune on the other data and measure."""
+    """Tune on the tuning data and measure."""
     if chosen.quick:
         few = study.other_sizes[:1]
         study = replace(study, sizes=few, other_sizes=few, epsilons=USUAL, careful=(), rounds=(1,), ridges=(1.0,))
@@ -143,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setting = trial.setting
             label = (trial.data, trial.method, trial.rows, trial.rank, setting.epsilon, setting.rounds, setting.ridge)
             values.setdefault(label, []).append(record["error"])
-        for told, numbers in values.items():
-            print(*told, spread(numbers, 4), sep=" | ", flush=True)
+        for label, numbers in values.items():
+            print(*label, spread(numbers, 4), sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs with privacy: what one is, how it is carried out, and many of them shared out over processes."""
+"""Runs with privacy: their settings, their execution, and many of them over processes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
 TUNING_SEED = 1000
-"""Seeds from here on are for choosing settings, and in no table."""
+"""Seeds from here on choose settings and are in no table."""
 BLOCK_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run: on which data, at how many parties with how many rows in all (0: all there are), and how."""
+    """One run: data, parties, total rows (0: all), method and settings."""
 
     purpose: str
     data: str
@@ -48,7 +48,7 @@ class Trial:
 
     @property
     def is_tuning(self) -> bool:
-        """Whether it is for choosing settings."""
+        """Whether the run chooses settings."""
         return self.seed >= TUNING_SEED
 
 
@@ -57,7 +57,7 @@ RESULT = ("rmsd", "error", "seconds")
 
 
 def matrices_of(trial: Trial) -> list[Any]:
-    """What the parties of a run hold; the same for all methods of a seed."""
+    """The matrices of the parties; the same for all methods of a seed."""
     if trial.data == "blocks":
         draw = stream(trial.seed, "privacy", trial.data, trial.parties, trial.rows)
         rows = [trial.rows // trial.parties] * trial.parties
@@ -75,7 +75,7 @@ def _loaded(name: str) -> Any:
 
 
 def result_of(trial: Trial) -> dict[str, float]:
-    """Run it: the mean RMSD of a party and ‖X − W H‖ / ‖X‖, W refitted to the model that it ends with."""
+    """Execute a run: mean RMSD of a party and ‖X − W H‖ / ‖X‖, with W refitted to the final model."""
     began = time.perf_counter()
     matrices = matrices_of(trial)
     shards = shards_of(matrices, trial.seed)
@@ -119,7 +119,7 @@ def _pooled(shards: Sequence[Shard], rank: int, seed: int) -> Any:
 
 
 def line_of(trial: Trial, record: Mapping[str, float]) -> str:
-    """A run as one line: the values of trial, of setting and of the result in the order of their names; ∞ is null."""
+    """Format a run as a line: values of trial, setting and result in the order of their fields; ∞ is null."""
     *fields, setting = astuple(trial)
     values = [None if value == math.inf else value for value in setting]
     return json.dumps([*fields, values, *record.values()], ensure_ascii=False, separators=(",", ":"))
@@ -139,7 +139,7 @@ def known(path: Path | None) -> dict[Trial, dict[str, float]]:
 
 
 def expected_seconds(trial: Trial) -> float:
-    """A guess, to run long ones first."""
+    """Estimate the cost, to run long ones first."""
     rows = trial.rows or {"mnist": 60000, "fashion": 20000}.get(trial.data, 1000)
     if trial.method in ("pooled", "row level") or trial.method.startswith("pooled on"):
         return rows * trial.rank * (60 if trial.method != "row level" else 2 * trial.setting.rounds) * 1e-6
@@ -147,7 +147,7 @@ def expected_seconds(trial: Trial) -> float:
 
 
 def chosen_setting(found: Records, like: Trial, on: str = "", **given: Any) -> Setting:
-    """The setting with the least mean error among tuning runs of this method, kind, relation and ε on `on`'s data."""
+    """The setting with the least mean error among tuning runs of this method, kind, relation and ε."""
     tried: dict[Setting, list[float]] = {}
     for trial, record in found.items():
         same = (trial.purpose, trial.data, trial.method, trial.rank) == (
@@ -161,12 +161,12 @@ def chosen_setting(found: Records, like: Trial, on: str = "", **given: Any) -> S
         if trial.is_tuning and same and alike and all(getattr(trial, name) == value for name, value in given.items()):
             tried.setdefault(here, []).append(record["error"])
     if not tried:
-        raise LookupError(f"Nothing was tuned for {like}.")
+        raise LookupError(f"No tuning run matches {like}.")
     return min(tried, key=lambda setting: float(np.mean(tried[setting])))
 
 
 def run_all(trials: Iterable[Trial], path: Path | None, processes: int = 1) -> dict[Trial, dict[str, float]]:
-    """The results of all runs; each is written down when done, and what is there is not repeated."""
+    """Execute all runs; write each when it is done, and skip those in the file."""
     found, wanted = known(path), list(dict.fromkeys(trials))
     waiting = sorted((t for t in wanted if t not in found), key=expected_seconds, reverse=True)
 

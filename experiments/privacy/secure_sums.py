@@ -1,9 +1,9 @@
-"""What a masked sum costs: bytes and seconds, over the number of parties and over dropouts.
+"""Cost of secure aggregation: bytes and seconds over the number of parties and dropouts.
 
     python -m experiments.privacy.secure_sums --output privacy-masking.jsonl
 
-Sums of k × m = 20 × 1000 numbers in one process; parties and server are timed apart, in seconds of the processor. What
-a set-up costs is divided by the sums of its batch: two are made, the first with its set-up and the second without.
+Sums of k × m = 20 × 1000 numbers in one process; processor seconds of parties and server are measured separately. The
+cost of a setup is divided by the sums of its batch: two sums are run, one with the setup and one without.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from partsong.secure_aggregation.protocol import SecureSum
 
 RANK, COLUMNS, ROWS = 20, 1000, 25
 CASES = ((3, 0), (10, 0), (10, 1), (30, 0), (30, 3), (100, 0), (100, 10))
-"""Parties, and how many of them fall silent in phase 2."""
+"""Numbers of parties, and of dropouts in phase 2."""
 MEASURED = ("bytes_up", "bytes_down", "party_seconds", "server_seconds")
 
 
 class Timed:
-    """A reduction with a clock for what parties do, and one for what the server does."""
+    """A reduction with separate clocks for parties and server."""
 
     PARTY, SERVER = ("begin", "send"), ("hear", "total")
 
@@ -57,7 +57,7 @@ class Timed:
 
 
 def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, Any]:
-    """One sum: bytes up of a party that stays, bytes that the server answers, seconds of a party and of the server."""
+    """One sum: bytes up of a remaining party, bytes down, seconds of a party and of the server."""
     draw = np.random.default_rng(turn)
     shards = shards_of([draw.random((ROWS, COLUMNS)) for _ in range(parties)], turn)
     masks = SecureSum()
@@ -71,8 +71,8 @@ def cost(parties: int, dropped: int, turn: int, is_masked: bool) -> dict[str, An
         reduction.seconds.update(party=0.0, server=0.0)
     shares = masks.batch if is_masked else 1
     costs = [inside + max(0, first - inside) / shares for first, inside in zip(*sums, strict=True)]
-    told = {"parties": parties, "dropped": dropped, "turn": turn, "masked": is_masked}
-    return told | dict(zip(MEASURED, (round(costs[0]), round(costs[1]), *costs[2:]), strict=True))
+    about = {"parties": parties, "dropped": dropped, "turn": turn, "masked": is_masked}
+    return about | dict(zip(MEASURED, (round(costs[0]), round(costs[1]), *costs[2:]), strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="a JSON Lines file")
     chosen = parser.parse_args(arguments)
     cases, repeats = (CASES[:3], 1) if chosen.quick else (CASES, chosen.repeats)
-    cost(3, 0, 0, True)  # code that is loaded or compiled on first use
+    cost(3, 0, 0, True)  # warm up: code that is loaded or compiled on first use
     records = [
         cost(parties, dropped, turn, is_masked)
         for parties, dropped in cases

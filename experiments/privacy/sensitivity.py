@@ -1,10 +1,10 @@
-"""How far an upload moves when one row, or all rows, of a party are exchanged: what a bound of 1 would have to cover.
+"""How far an upload moves when one row, or all rows, of a party are replaced: what a bound of 1 would have to cover.
 
     python -m experiments.privacy.sensitivity --output privacy-sensitivity.jsonl
 
-Generated blocks, the first round of a method without noise, the same start before and after. The exchanged rows come
-from another party of the same federation; data made to stand out would move uploads further. And how long uploads grow
-over the rounds when noise is added to them as printed.
+Generated blocks, the first round of a method without noise, the same start before and after. The new rows come from
+another party of the same federation; unusual data would move uploads further. Also: how uploads grow over rounds when
+noise is added as printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXCHANGED = ("one row", "all rows")
 
 
 def uploaded(method: str, matrix: Any, rank: int, steps: int) -> np.ndarray:
-    """H_p (k × m) after the first round of a party that holds this matrix."""
+    """H_p (k × m) of a party with this matrix after the first round."""
     program, _ = free_program(method, rank, Setting(steps=steps), 0)
     (shard,) = shards_of([matrix], 0)
     layout = Layout.of([shard, Shard("other", shard.matrix)], 0)
@@ -39,7 +39,7 @@ def uploaded(method: str, matrix: Any, rank: int, steps: int) -> np.ndarray:
 
 
 def moved(method: str, seed: int, rank: int = 10, steps: int = 100) -> list[dict[str, Any]]:
-    """Distances of uploads before and after, as they are, and after the best reordering of components."""
+    """Distances of the uploads before and after, with and without the best reordering of components."""
     own, other = matrices_of(Trial("free", "blocks", method, 20, 2000, rank, seed))[:2]
     one = own.copy()
     one[0] = other[int(np.linalg.norm(other, axis=1).argmax())]

@@ -22,7 +22,7 @@ ROUNDS_PRINTED = 10
 
 
 def values_of(found: Records, field: str, **wanted: Any) -> list[float]:
-    """A number of all runs with these values of trial and setting that are no tuning, one for each seed."""
+    """A field of all runs with these values of trial and setting, one per seed, without tuning runs."""
     return [record[field] for trial, record in found.items() if not trial.is_tuning and is_like(trial, wanted)]
 
 
@@ -36,8 +36,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
-def told(values: Sequence[float], digits: int = 3) -> str:
-    """mean ± deviation, or a dash."""
+def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
+    """Format mean ± deviation, or a dash."""
     return spread(values, digits) if values else "–"
 
 
@@ -53,7 +53,7 @@ def printed(found: Records, kind: str) -> str:
 
 
 def true_epsilons(measured: Sequence[Mapping[str, Any]], kind: str, method: str = "FNMF-LAP (paper)") -> str:
-    """What ε in each round amounts to: over all rounds if Δ = 1 held, and at least in the first, as uploads moved."""
+    """ε over all rounds if Δ = 1, and a lower bound on ε of the first round from measured moves."""
     norm = "l2" if kind == "gaussian" else "l1"
     moves = {
         name: float(np.median([m[norm] for m in measured if (m["method"], m.get("exchanged")) == (method, name)]))
@@ -102,7 +102,7 @@ def _composed(kind: str, scale: float) -> str:
 
 
 def _shifted(kind: str, shift: float) -> float:
-    """ε at δ of telling two known vectors apart that are so many deviations (or scales, in the L1 norm) apart."""
+    """ε at δ for distinguishing two known vectors at this distance in deviations (or in scales, L1 norm)."""
     return gaussian_epsilon(shift, DELTA) if kind == "gaussian" else laplace_epsilon(shift, 0.0)
 
 
@@ -122,14 +122,14 @@ def parties(found: Records, kind: str, relation: str, count: int, data: str = "b
 
 
 def floors(found: Records, cases: Mapping[str, tuple[str, int]]) -> str:
-    """What is there without noise and without data: RMSD; a case is data and parties."""
+    """RMSD without noise and without data; a case is data and parties."""
     rows = []
     for method in ("pooled", *METHODS, *DATA_FREE):
         cells = [
             values_of(found, "rmsd", purpose="free", method=method, data=data, parties=count)
             for data, count in cases.values()
         ]
-        rows.append([shown(method), *(told(cell) for cell in cells)])
+        rows.append([shown(method), *(mean_and_spread(cell) for cell in cells)])
     return table(["without noise", *cases], rows)
 
 
@@ -142,7 +142,7 @@ def signed(found: Records, counts: Sequence[int]) -> str:
         same = {"parties": count, "kind": kind, "relation": "replace"}
         cells = [values_of(own, "rmsd", epsilon=epsilon, **same) for epsilon in epsilons]
         where = "by the server, after the mean" if kind.endswith(SIGNED) else "by the party"
-        rows.append([str(count), where, *(told(cell) for cell in cells)])
+        rows.append([str(count), where, *(mean_and_spread(cell) for cell in cells)])
     return table(["parties", "cut off at zero", *(f"{e:g}" for e in epsilons)], rows)
 
 
@@ -195,7 +195,7 @@ def free_errors(found: Records, study: Study, rows: int, rank: int, method: str)
 
 
 def halfway(found: Records, study: Study, rows: int, epsilon: float, rank: int) -> float:
-    """Half of the way from pooled NMF to the best that there is without it: an H of no data, or one noisy component."""
+    """Midpoint between pooled NMF and the best without it: a data-free H, or one noisy component."""
     pooled = float(np.mean(free_errors(found, study, rows, rank, "pooled")))
     others = [free_errors(found, study, rows, rank, name) for name in DATA_FREE]
     others.append(row_errors(found, study, rows, epsilon, 1))
@@ -220,7 +220,7 @@ def by_rows(found: Records, study: Study) -> str:
 
 
 def measured_sizes(found: Records, study: Study) -> list[int]:
-    """The numbers of rows that there are runs of."""
+    """The numbers of rows with runs."""
     return [rows for rows in study.sizes if any(t.data == study.data and t.rows == rows for t in found)]
 
 
@@ -233,20 +233,20 @@ def _marked(found: Records, study: Study, rows: int, epsilon: float, rank: int) 
     if not values:
         return "–"
     is_useful = rank > 1 and float(np.mean(values)) <= halfway(found, study, rows, epsilon, rank)
-    return f"**{told(values)}**" if is_useful else told(values)
+    return f"**{mean_and_spread(values)}**" if is_useful else mean_and_spread(values)
 
 
 def by_epsilon(found: Records, study: Study) -> str:
     """ε × k with all rows, bold where useful."""
     lines = [[f"{e:g}", *(_marked(found, study, study.whole, e, rank) for rank in study.ranks)] for e in study.epsilons]
     for method in ("pooled", *DATA_FREE, *((study.public,) if study.public else ())):
-        cells = [told(free_errors(found, study, study.whole, rank, method)) for rank in study.ranks]
+        cells = [mean_and_spread(free_errors(found, study, study.whole, rank, method)) for rank in study.ranks]
         lines.append([f"no noise: {method}", *cells])
     return table(["ε", *(f"k = {rank}" for rank in study.ranks)], lines)
 
 
 def by_rounds(found: Records, study: Study) -> str:
-    """ε × rounds with all rows at k = 10, and ten parties with noise of their own."""
+    """ε × rounds with all rows at k = 10, and ten parties that each add the full noise."""
     lines = []
     for epsilon in USUAL:
         if not row_errors(found, study, study.whole, epsilon, TUNING_RANK):
@@ -256,7 +256,7 @@ def by_rounds(found: Records, study: Study) -> str:
         cells = [values_of(found, "error", setting=replace(setting, rounds=rounds), **same) for rounds in ROUNDS]
         apart = values_of(found, "error", data=study.data, method="row level, open", setting=setting)
         chosen = f"{setting.clip:g}, {setting.rounds}, {setting.ridge:g}"
-        lines.append([f"{epsilon:g}", chosen, *(told(cell) for cell in cells), told(apart)])
+        lines.append([f"{epsilon:g}", chosen, *(mean_and_spread(cell) for cell in cells), mean_and_spread(apart)])
     return table(["ε", "bound, rounds, ridge", *(f"{r} rounds" for r in ROUNDS), "ten parties apart"], lines)
 
 

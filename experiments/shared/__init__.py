@@ -1,1 +1,1 @@
-"""What several reproductions use: data with planted factors, and classification of documents by their topics."""
+"""Shared by the experiments: data sets, generated data, federations, metrics, tables and figures."""

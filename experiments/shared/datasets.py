@@ -15,7 +15,7 @@ FOLDER = "PARTSONG_DATA"
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A matrix with a label for each row (or none), the rank used with it, and how it was brought to its scale."""
+    """A matrix with row labels (or none), its rank in the experiments, and its scaling."""
 
     name: str
     title: str

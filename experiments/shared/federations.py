@@ -1,4 +1,4 @@
-"""What the experiments with federations share: methods by name, runs, measures."""
+"""Federated methods by the names in the logs, their execution and their errors."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ ALIGNMENTS = {
     "SK_ρ": PartialSinkhorn(),
 }
 EVERY = 25
-"""Steps between alignments at a party; with 5, 10 or 50 results on three sets differ by less than a thousandth."""
+"""Steps between alignments at a party; 5, 10 or 50 change results on three sets by less than 0.1 %."""
 POLISH = 10
 """Exact rounds at the end of a mixture."""
 
 Make = Callable[[int, int, float, str], Any]
-"""A program from rank, local steps, strength of the pull, and how parties start."""
+"""Builds a program from rank, local steps, strength of the pull, and start (as in the logs)."""
 
 
 def shards_of(matrices: Sequence[Any], seed: int) -> list[Shard]:
-    """One party for each matrix."""
+    """Build one shard per matrix."""
     names = party_names(len(matrices))
     return [Shard(name, as_matrix(X), key(seed, "secret", name)) for name, X in zip(names, matrices, strict=True)]
 
 
 def shares_iid(X: Any, parties: int, seed: int) -> list[Any]:
-    """Equal random shares of the rows, the same for all methods of a seed."""
+    """Split rows into equal random shares, the same for all methods of a seed."""
     return [X[rows] for rows in iid(X.shape[0], parties, stream(seed, "split"))]
 
 
@@ -98,13 +98,13 @@ MIXTURES: Mapping[str, tuple[str, int]] = {
     "FNMF-SK twice, exact in all other rounds": ("FNMF-SK", 2),
     "FNMF-LAP once, exact in all other rounds": ("FNMF-LAP", 1),
 }
-"""What a relay begins with, and for how many rounds (0: as many as all others, with exact ones added)."""
+"""First stage of a two-stage method, and its rounds (0: all rounds, with exact ones added)."""
 EXACT = ("exact, as many rounds", "exact, as many rounds as the mixture", "exact, to the end")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Σ RMSD with weights refitted to the final H, that of each round where asked for, seconds, bytes per party."""
+    """Σ RMSD with weights refitted to the final H, optionally of each round, seconds, bytes per party."""
 
     rmsd_sum: float
     seconds: float
@@ -114,7 +114,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many local steps a party makes in a round, and how many rounds there are."""
+    """Local steps per round, and number of rounds."""
 
     steps: int
     rounds: int
@@ -136,7 +136,7 @@ def perform(
     seed: int,
     with_curve: bool = False,
 ) -> Result:
-    """Run a method by its name for all its rounds, and measure the model that it ends with."""
+    """Run a method by name for all its rounds, and measure its final model."""
     shards = shards_of(matrices, seed)
     if method == "pooled":
         return _pooled(matrices, shards, rank, seed)
@@ -178,7 +178,7 @@ def _rmsd_sum(shards: Sequence[Shard], H: Any, program: Any) -> float:
 
 
 def _pooled(matrices: Sequence[Any], shards: Sequence[Shard], rank: int, seed: int, iterations: int = 300) -> Result:
-    """NMF of all rows in one place, measured at the same parties: what a federation would like to reach."""
+    """Pooled NMF of all rows, measured at the same parties."""
     from partsong import NMF
 
     began = time.perf_counter()

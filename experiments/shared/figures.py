@@ -1,4 +1,4 @@
-"""A line chart as an SVG file of its own: paper, colors and a legend inside."""
+"""Draw a line chart as a self-contained SVG file with background, colors and legend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DASHES = ("none", "9 3", "5 3", "9 3 2 3")
 LINE = 16
 MARGIN = 10
 HOVERING = re.compile(r"<circle [^>]*class=\"hit\"><title>.*?</title></circle>")
-"""Discs that tell values where a mouse is; an image in a page gets none."""
+"""Tooltips of the chart, removed because an image in a page cannot show them."""
 FIGURE_STYLE = """
 .paper { fill: #fff; } text { fill: #57616d; font: 12px system-ui, sans-serif; } .name { fill: #1c2127; }
 .middle { text-anchor: middle; } .end { text-anchor: end; } .grid { stroke: #dfe3e8; } .axis { stroke: #57616d; }
@@ -22,12 +22,12 @@ FIGURE_STYLE = """
 
 
 def style_of(index: int) -> str:
-    """The class of the line with this number, for which a picture has a colour."""
+    """CSS class of the line with this index."""
     return f"m{index}"
 
 
 def figure_svg(x: Quantity, y: Quantity, lines: Sequence[Line]) -> str:
-    """A picture that needs nothing else; lines have the styles `style_of(0)`, … and are named below."""
+    """A self-contained figure; lines have the styles `style_of(0)`, … and are named in the legend."""
     chart = line_chart(x, y, lines)
     inside = Markup(HOVERING.sub("", chart[chart.index(">") + 1 : chart.rindex("</svg>")]))
     legend = [_entry(line, i) for i, line in enumerate(lines)]

@@ -1,4 +1,4 @@
-"""Names of today for methods and starts as the committed logs (docs/results/*.jsonl) spell them."""
+"""Current names of the methods and starts in the committed logs (docs/results/*.jsonl)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ INIT_MODES = {"independent": "local", "common": "shared"}
 
 
 def shown(method: str, start: str = "") -> str:
-    """A method, and how its parties start if that is given, under the names of today."""
+    """Current name of a method in a log, with its `init_mode` if a start is given."""
     name = METHODS.get(method, method)
     return f"{name}, {INIT_MODES.get(start, start)}" if start else name

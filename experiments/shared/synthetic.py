@@ -15,7 +15,7 @@ NOISES = ("binomial", "gaussian", "exponential")
 
 @dataclass(frozen=True, slots=True)
 class BlockFederation:
-    """One matrix per party, the parts H (k × m) they were made from, and which of them each party has (c × k)."""
+    """One matrix per party, their components H (k × m), and which components each party has (c × k)."""
 
     matrices: tuple[np.ndarray, ...]
     H: np.ndarray
@@ -34,10 +34,11 @@ def block_federation(
 ) -> BlockFederation:
     """The data of the FNMF paper, X_p = Σ_j w_pj h_j + noise.
 
-    Part j is 1 on an interval of the columns and at a party on an interval of its rows.
+    Component j is 1 on an interval of the columns, and present on an interval of the rows of a party.
 
-    Parts cover between 1/20 and 1/6 of the columns, and at a party that has them as large a share of its rows; entries
-    of w are drawn from U(0.5, 1.5). Each party lacks each part with probability `absent`, but never all of them. Noise:
+    Components cover between 1/20 and 1/6 of the columns, and as large a share of the rows of a party that has them.
+    Entries of w are drawn from U(0.5, 1.5). A party lacks each component with probability `absent`, but never all of
+    them. Noise:
     "binomial" adds Bernoulli(level), "gaussian" max(0, N(0, level²)), "exponential" Exp with mean `level`.
     """
     _check(rows, columns, rank, absent, noise, level)
@@ -77,7 +78,7 @@ def _check(rows: Sequence[int], columns: int, rank: int, absent: float, noise: s
     if not rows or min(rows) < 1 or columns < 1 or rank < 1:
         raise ParameterError(f"Blocks need rows, columns and a rank of at least 1; got {rows}, {columns}, {rank}.")
     if not 0 <= absent < 1:
-        raise ParameterError(f"absent is a probability below 1; got {absent}.")
+        raise ParameterError(f"absent={absent} must be a probability below 1.")
     if noise not in NOISES:
         raise ParameterError(f"Unknown noise {noise!r}; choose one of {', '.join(NOISES)}.")
     if not level >= 0 or (noise == "binomial" and level > 1):
@@ -86,7 +87,7 @@ def _check(rows: Sequence[int], columns: int, rank: int, absent: float, noise: s
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """X with the factors it was made from."""
+    """X and its planted factors."""
 
     X: Any
     W: np.ndarray
@@ -154,7 +155,7 @@ def smoothed_factors(
     """X = W H with W from U(0, 1), and H from U(0, 1) smoothed along its rows (Singh, 2021: 100 × 20, rank 3).
 
     Neighbors in a row of H are weighed by a Gaussian window of length 3 and standard deviation `width` (for 1: 0.274,
-    0.452, 0.274), mirrored at both ends with the last one repeated. The paper gives the length of the window alone.
+    0.452, 0.274), mirrored at both ends with the last one repeated. The paper gives only the length of the window.
     """
     W = generator.random((rows, rank))
     padded = np.pad(generator.random((rank, columns)), ((0, 0), (1, 1)), mode="symmetric")

@@ -1,9 +1,9 @@
-"""The four corpora of the FedNMF+MI paper as word counts, with labels and the vectors of their words.
+"""The four corpora of the FedNMF+MI paper as word counts, with labels and word vectors.
 
     PARTSONG_DATA=folder python -m experiments.topics.corpora --prepare build/data/topics
 
-writes one small file for each corpus, from which all other experiments with topics run: neither texts nor the table of
-word vectors are needed any more. Without --prepare the counts of Table II are printed beside ours.
+writes one small file per corpus, from which all other experiments with topics run without the texts and the table of
+word vectors. Without --prepare it prints the counts of Table II beside ours.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from partsong.topics.vocabulary import DocumentRows, Vocabulary, count_words, tf
 PREPARED = Path("build/data/topics")
 VECTORS = "glove_subset.npz"
 WEIGHTINGS = ("counts", "tf-idf")
-"""Word counts as they are, which is what the paper speaks of; or times smooth idf, in rows of norm 1."""
+"""Weighting: word counts, as in the paper, or smooth tf-idf with rows of norm 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a corpus comes from, and what Table II says of it: documents, terms, mean length, classes."""
+    """Source of a corpus, and its row in Table II: documents, terms, mean length, classes."""
 
     title: str
     file: str
@@ -52,7 +52,7 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Counts (n × V), a label for each document, the words of the columns, and vectors of those that have one."""
+    """Counts (n × V), labels of the documents, words of the columns, and word vectors where available."""
 
     name: str
     counts: csr_matrix
@@ -67,7 +67,7 @@ class Corpus:
         return n, V, float(self.counts.sum()) / n, len(np.unique(self.labels))
 
     def weighted(self, weighting: str, known: np.ndarray | None = None) -> csr_matrix:
-        """Rows (float32) as counts or tf-idf; frequencies of words are those of the rows in `known`, or of all."""
+        """Rows (float32) as counts or tf-idf; document frequencies come from the rows in `known`, or from all."""
         if weighting == "counts":
             return self.counts
         seen = self.counts if known is None else self.counts[known]
@@ -77,13 +77,13 @@ class Corpus:
 
 
 def shares(labels: np.ndarray, parties: int, alpha: float, seed: int) -> dict[str, np.ndarray]:
-    """Equal shares of documents by name, party p with labels drawn from q_p ~ Dir(α · frequencies) (Hsu et al.)."""
+    """Split documents into equal shares; labels of party p are drawn from q_p ~ Dir(α · frequencies) (Hsu et al.)."""
     rows = by_label(labels, parties, stream(seed, "parties", parties), alpha)
     return dict(zip(party_names(parties), rows, strict=True))
 
 
 def corpus(name: str, folder: Path | None = None) -> Corpus:
-    """From the prepared file, or from the texts where there is none."""
+    """Load a corpus from its prepared file, or from the texts."""
     file = (folder or PREPARED) / f"{name}.npz"
     if not file.exists():
         return from_texts(name)
@@ -95,7 +95,7 @@ def corpus(name: str, folder: Path | None = None) -> Corpus:
 
 
 def from_texts(name: str) -> Corpus:
-    """Words of two letters or more without English stop words; all of them, however rare."""
+    """Count words of two or more letters without English stop words, including rare ones."""
     source = SOURCES[name]
     with gzip.open(path_of(source.file), "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -108,7 +108,7 @@ def from_texts(name: str) -> Corpus:
 
 
 def prepare(one: Corpus, folder: Path) -> Path:
-    """Write a corpus to a file of its own."""
+    """Write a corpus to its own file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{one.name}.npz"
     known = sorted(one.vectors)

@@ -4,8 +4,8 @@
     python -m experiments.topics.figures --sets so --figures V --jobs 5
 
 2: accuracy over the number of topics; 3: macro-F1 over bytes at k = 100; 4: macro-F1 over α and over the number of
-parties at k = 50; V: the words of topics at k = 200. Two are ours: `--figures ablation`, the step of weights as
-printed, and `--figures longer`, descents for as many rounds as send no less than 20 rounds of sums.
+parties at k = 50; V: the words of topics at k = 200. Two are not in the paper: `--figures ablation`, the step of
+weights as printed, and `--figures longer`, descents for so many rounds that they send as much as 20 rounds of sums.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DESCENDING = tuple(name for name in FEDERATED if name.removesuffix(MI) in SERVER
 
 
 def over_ranks(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
-    """Fig. 2: most of it is in the table already."""
+    """Runs of Fig. 2, most of which Table IV has as well."""
     return [
         build_run(data, method, rank, seed, tuned(found, data, method))
         for rank in RANKS
@@ -39,7 +39,7 @@ def over_ranks(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
 
 
 def over_bytes(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
-    """Fig. 3."""
+    """Runs of Fig. 3."""
     return [
         build_run(data, method, 100, seed, settings, looks=LOOKS)
         for seed in seeds
@@ -49,7 +49,7 @@ def over_bytes(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
 
 
 def over_parties(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
-    """Fig. 4."""
+    """Runs of Fig. 4."""
     cases = [{"alpha": alpha} for alpha in ALPHAS] + [{"parties": parties} for parties in PARTIES]
     return [
         build_run(data, method, 50, seed, tuned(found, data, method), **case)
@@ -60,7 +60,7 @@ def over_parties(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
 
 
 def topics(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
-    """Table V, all topics of one seed."""
+    """Runs of Table V, which keep all topics of one seed."""
     return [
         build_run(data, method, 200, 0, settings, shown=200)
         for method in (*SHOWN, "exact")
@@ -69,7 +69,7 @@ def topics(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
 
 
 def ablation(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
-    """The same with the step of weights as printed, and for parties that fit their weights before they descend."""
+    """Runs with the step of weights as printed, and with weights that are fitted before the descent."""
 
     def changed(own: Settings) -> list[Settings]:
         return [replace(own, weight_step="batch"), replace(own, fits_first=True)]
@@ -83,7 +83,7 @@ def ablation(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
 
 
 def longer(found: Records, data: str, seeds: Iterable[int]) -> list[Run]:
-    """The same for LONG rounds: of a fifth of the parties each, no less than 20 rounds of everybody."""
+    """Runs of LONG rounds: with a fifth of the parties each, they send as much as 20 rounds of all parties."""
     return [
         build_run(data, method, 50, seed, replace(tuned(found, data, method), rounds=LONG))
         for seed in seeds

@@ -1,6 +1,6 @@
-"""Recorded steps of a descent against steps asked for one by one, on a GPU: `python -m experiments.topics.gpu`.
+"""Steps of a descent recorded as a CUDA graph, against single calls, on a GPU: `python -m experiments.topics.gpu`.
 
-Both run over the same documents of one of ten parties, in turn; medians of several turns, in milliseconds a batch.
+Both run over the same documents of one of ten parties, in turns; medians in milliseconds per batch.
 Needs the prepared corpora (`experiments.topics.corpora --prepare`).
 """
 
@@ -26,7 +26,7 @@ CRITICS = {"without": NoInformation(), "with a critic": MutualInformation(bound=
 
 
 def milliseconds(descent: Descent, data: str, rank: int, device: str, turns: int) -> tuple[float, float]:
-    """A batch step by step, and recorded."""
+    """Milliseconds of a batch, step by step and recorded."""
     one = corpus(data)
     rows = next(iter(shares(one.labels, 10, 1.0, 0).values()))
     matrix, draw = rows_on(device, one.counts[rows]), np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Topic models by the names of the paper's tables: what each learns, what it sends, and the weights of documents."""
+"""Topic models by the names of the paper's tables: their topics, traffic and document weights."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ FEDERATED = ("FedLDA", *(name + extra for name in SERVERS for extra in ("", MI))
 OURS = ("exact", "FNMF")
 METHODS = (*CENTRALISED, *FEDERATED, *OURS)
 NUMPY = "numpy"
-"""Where descents compute: by NumPy and compiled loops, or on a device that torch knows ("cuda", "cpu")."""
+"""Device of the descents: NumPy with compiled loops; or a device of torch ("cuda", "cpu")."""
 
 BAYESIAN = ("LDA", "FedLDA")
 DESCENTS = tuple(name for name in METHODS if name.startswith("NMF+SGD") or name.removesuffix(MI) in SERVERS)
 LDA_PASSES, LDA_BATCH, NMF_PASSES = 10, 256, 200
-"""scikit-learn's LDA online (by batches it needs several times as many passes), its NMF by coordinate descent."""
+"""Passes and batch size of scikit-learn's online LDA, and iterations of its NMF by coordinate descent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """E, B, η, λ of the paper, the server's rate, and what the paper leaves open; `critic_rate` 0 is η.
+    """E, B, η, λ of the paper, the server's rate, and choices that the paper leaves open; `critic_rate` 0 is η.
 
-    Of LDA the priors of topics in a document and of words in a topic; 0 is 1/k.
+    `topic_prior` and `word_prior` are the priors of LDA; 0 is 1/k.
     """
 
     rounds: int = 30
@@ -78,7 +78,7 @@ Watch = Callable[[Learned], None]
 
 
 def learn(method: str, rows: Mapping[str, csr_matrix], rank: int, settings: Settings, **how: Any) -> Learned:
-    """Topics of the rows of all parties; `how`: a seed, the fraction C of parties in a round, a device, who watches."""
+    """Learn topics from the rows of all parties; `how`: seed, fraction C of parties per round, device, callback."""
     if method in ("LDA", "NMF"):
         return _by_sklearn(method, rows, rank, settings, int(how.get("seed", 0)))
     return _Federation(method, rows, rank, settings, **how).run()
@@ -111,7 +111,7 @@ def _by_sklearn(method: str, rows: Mapping[str, csr_matrix], rank: int, own: Set
 
 @dataclass(frozen=True, slots=True)
 class _Federation:
-    """A program over parties; one party that is always there is the centralised method."""
+    """Run a program over parties; a single party that takes part in every round is the centralized method."""
 
     method: str
     rows: Mapping[str, csr_matrix]
@@ -147,7 +147,7 @@ class _Federation:
         return learned
 
     def program(self) -> Any:
-        """What the parties and the server do."""
+        """Build the program of parties and server."""
         own = self.settings
         if self.method == "FedLDA":
             documents = sum(rows.shape[0] for rows in self.rows.values())
@@ -166,14 +166,14 @@ class _Federation:
         return build("fednmf-mi", self.rank, strength=own.strength, **critic, **asked)
 
     def _rounds(self) -> int:
-        """Of one party that is always there C times as many, so that documents are seen as often."""
+        """Number of rounds; C times as many for a centralized method, so that documents are seen equally often."""
         if self.method not in CENTRALISED:
             return self.settings.rounds
         return max(1, round(self.settings.rounds * self.fraction))
 
     def _learned(self, program: Any, done: Round, sent: int, spent: float) -> Learned:
         server, states = done.checkpoint.server, done.checkpoint.parties
-        H = _told(program.components(server))
+        H = _to_numpy(program.components(server))
         pooled = self.method in CENTRALISED
 
         def fitted(asked: csr_matrix) -> np.ndarray:
@@ -188,7 +188,8 @@ class _Federation:
             made = {name: self._shard(name, own) for name, own in given.items()}
             with runtime.limit_kernel_threads(1):
                 return {
-                    name: _told(program.refreshed(one, DescentPartyState(), done.model)) for name, one in made.items()
+                    name: _to_numpy(program.refreshed(one, DescentPartyState(), done.model))
+                    for name, one in made.items()
                 }
 
         seen = [s.information for s in states.values() if isinstance(s, DescentPartyState) and s.rounds]
@@ -201,7 +202,7 @@ class _Federation:
         return Shard(name, as_matrix(own if on_host else _tensor(own, self.device)), key(self.seed, "secret", name))
 
 
-def _told(values: Any) -> np.ndarray:
+def _to_numpy(values: Any) -> np.ndarray:
     return np.asarray(kernels.of(values).to_numpy(values))
 
 
@@ -210,7 +211,7 @@ def _tensor(rows: csr_matrix, device: str) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its sparse tensors a beta
+        warnings.simplefilter("ignore")  # torch warns that its sparse tensors are in beta
         parts = (torch.from_numpy(part) for part in (rows.indptr.astype(np.int64), rows.indices.astype(np.int64)))
         return torch.sparse_csr_tensor(*parts, torch.from_numpy(rows.data), rows.shape, device=device)
 
@@ -221,7 +222,7 @@ def _stacked(rows: Mapping[str, csr_matrix]) -> csr_matrix:
 
 @contextmanager
 def _unconverged() -> Iterator[None]:
-    """Solvers that stop before they have converged say so; here they are given so many passes and no more."""
+    """Suppress convergence warnings: the number of passes is limited on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -56,4 +56,4 @@ ACCURACY = {
 """Table IV, accuracy."""
 
 BEST_FEDERATED = "FedAdam+MI"
-"""The row that the rest is measured against."""
+"""The best federated row of the paper."""

@@ -86,17 +86,17 @@ EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "ranks-in-short": ("ranks", lambda table: select(table, _two_methods)),
     "parties-in-short": ("parties", lambda table: select(table, _two_methods, (0, 1, 2, 3, 4, 6, 7, 9))),
 }
-"""What the page shows of long tables."""
+"""Excerpts on the page: the table, and its rows and columns."""
 
 
 def drawn_from(found: Records) -> dict[str, str]:
-    """A picture for each corpus that has such runs."""
+    """Draw a figure for each corpus with such runs."""
     drawn = {f"topics-bytes-{data}": over_bytes(found, data) for data in published.SETS}
     return {name: text for name, text in drawn.items() if text}
 
 
 def over_bytes(found: Records, data: str) -> str:
-    """Means over seeds of what was seen after the same rounds; nothing where there are no such runs."""
+    """Macro-F1 over bytes, means over seeds after equal rounds; empty without such runs."""
     lines = []
     for method in (*DESCENDING, *OURS):
         curves = [one["curve"] for one in runs(found, Row(method), data, 100, looks=LOOKS) if one["curve"]]

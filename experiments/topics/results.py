@@ -1,4 +1,4 @@
-"""What a run finds: macro-F1 and accuracy of a classifier on topic weights, coherence, diversity, bytes, seconds."""
+"""Results of a run: macro-F1 and accuracy of a classifier on topic weights, coherence, diversity, bytes, seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partsong.evaluation.topic_quality import embedding_coherence, top_words, to
 
 
 def result_of(asked: Run, device: str = NUMPY) -> dict[str, Any]:
-    """Run it; a run whose numbers grow beyond all measure has no result but that."""
+    """Execute a run; a run that diverges has only this result."""
     began = time.perf_counter()
     try:
         found = _measured(asked, device)
@@ -79,7 +79,7 @@ def _judged(
     learned: Learned,
     both: bool,
 ) -> dict[str, float]:
-    """macro-F1 and accuracy; with a critic also of weights that are fitted to the topics alone."""
+    """Macro-F1 and accuracy; with a critic, also for weights fitted to the topics alone."""
     places = {**held, **({} if test is None else {"set apart": test})}
     W = _placed(len(one.labels), places, learned.weights({name: X[own] for name, own in places.items()}))
     f1, accuracy = _scores(W, one.labels, test, asked.seed)
@@ -91,7 +91,7 @@ def _judged(
 
 
 def split(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Four fifths of the documents to learn topics and classes from, and one fifth to judge by."""
+    """Split documents into four fifths for learning topics and classes, and one fifth for testing."""
     order = stream(seed, "set apart").permutation(n)
     cut = n - n // 5
     return np.sort(order[:cut]), np.sort(order[cut:])
@@ -118,8 +118,8 @@ def _by_words(one: Corpus, train: np.ndarray, test: np.ndarray | None, seed: int
     if test is None:
         train, test = split(len(one.labels), seed)
     X = one.weighted(TFIDF, train)
-    told = LinearSVC().fit(X[train], one.labels[train]).predict(X[test])
-    scores = f1_score(one.labels[test], told, average="macro"), accuracy_score(one.labels[test], told)
+    predicted = LinearSVC().fit(X[train], one.labels[train]).predict(X[test])
+    scores = f1_score(one.labels[test], predicted, average="macro"), accuracy_score(one.labels[test], predicted)
     return {"f1": float(scores[0]), "accuracy": float(scores[1]), "curve": []}
 
 
@@ -129,7 +129,7 @@ def _corpus(name: str) -> Corpus:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to five digits, and none for what is not a number."""
+    """Round floats to five digits; None for values that are not finite."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value

@@ -19,7 +19,7 @@ from experiments.topics.settings import WORDS, Run, parse_run
 
 
 def known(path: Path | None) -> dict[str, dict[str, Any]]:
-    """All runs of a file by their keys."""
+    """Read all runs of a file, by their keys."""
     if path is None or not path.exists():
         return {}
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -33,7 +33,7 @@ SIZES = {"spam": (5572, 7587), "news": (1433, 8512), "rt": (10662, 17977), "so":
 
 
 def expected_seconds(asked: Run, device: str = NUMPY) -> float:
-    """A guess, from runs on one busy core or on a GPU that is shared, to begin none that would end too late."""
+    """Estimate the seconds on one busy core or a shared GPU, to respect the time limit."""
     n, V = SIZES.get(asked.data, (1000, 1000))
     scale = n / 1433 * V / 8512 * asked.rank / 50
     own = asked.settings
@@ -49,7 +49,7 @@ def expected_seconds(asked: Run, device: str = NUMPY) -> float:
 def run_all(
     runs_wanted: Iterable[Run], path: Path | None, jobs: int = 1, minutes: float = float("inf"), device: str = NUMPY
 ) -> dict[str, dict[str, Any]]:
-    """The results of all runs in the order asked for, or of those that could be begun in so many minutes."""
+    """Execute all runs, or those that can start within the minutes; return results in the given order."""
     found = known(path)
     wanted = list({one.key: one for one in runs_wanted}.values())
     waiting = [one for one in wanted if one.key not in found]
@@ -61,8 +61,8 @@ def run_all(
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
-        told = f"{one.data} | {one.method} | k={one.rank} | {one.weighting} | {one.reading} | seed {one.seed}"
-        print(f"{told}: F1 {record['f1']:.3f}, {record['whole_seconds']:.1f} s", flush=True)
+        summary = f"{one.data} | {one.method} | k={one.rank} | {one.weighting} | {one.reading} | seed {one.seed}"
+        print(f"{summary}: F1 {record['f1']:.3f}, {record['whole_seconds']:.1f} s", flush=True)
 
     if jobs == 1:
         for one in waiting:

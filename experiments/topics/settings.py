@@ -1,4 +1,4 @@
-"""What a run of a topic model is: a method, a corpus, and all that its numbers depend on."""
+"""Settings of a run of a topic model: method, corpus, and everything that its results depend on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from experiments.topics.methods import BAYESIAN, CENTRALISED, MI, OURS, SERVERS, Settings
 
 READINGS = ("after", "before")
-"""Documents are set apart after topics were learned from all of them, or before, so that topics never saw them."""
+"""Test documents are chosen after topics were learned from all documents, or before, so that topics never saw them."""
 
 COUNTS, TFIDF = "counts", "tf-idf"
 WORDS = "words"
-"""A classifier on tf-idf of all words: what topics are a summary of."""
+"""Baseline: a classifier on tf-idf of all words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One method once; `looks` is how often on the way a classifier is asked as well, `shown` how many topics are kept.
+    """Settings of one run; `looks`: number of intermediate classifications, `shown`: number of topics to keep.
 
-    Of the settings those that a method has no use for are at their defaults, so that the same run is written one way.
+    Settings that a method does not use have their defaults, so that equal runs have equal records.
     """
 
     data: str
@@ -39,12 +39,12 @@ class Run:
 
     @property
     def key(self) -> str:
-        """The same for the same run."""
+        """Identifies the run."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 def build_run(data: str, method: str, rank: int, seed: int, settings: Settings | None = None, **more: Any) -> Run:
-    """A run with the settings that concern the method."""
+    """Build a run with only the settings that the method uses."""
     given, plain = settings or Settings(), Settings()
     if method == WORDS:
         rank, more = 50, {**more, "weighting": TFIDF}
@@ -68,6 +68,6 @@ def build_run(data: str, method: str, rank: int, seed: int, settings: Settings |
 
 
 def parse_run(record: Mapping[str, Any]) -> Run:
-    """The run that a record is of."""
+    """Read the settings of a run from its record."""
     own = {name: record[name] for name in Run.__slots__ if name != "settings"}
     return Run(**own, settings=Settings(**record["settings"]))

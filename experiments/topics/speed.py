@@ -1,8 +1,8 @@
-"""One epoch of FedNMF+MI against its products alone: `PARTSONG_DATA=… python -m experiments.topics.speed`.
+"""Time of an epoch of FedNMF+MI against its products alone: `PARTSONG_DATA=… python -m experiments.topics.speed`.
 
-Both run over the same batches of the same Stack Overflow titles, one party after another, on one thread, in turn; the
-medians of several turns are compared. "Products alone" are the five with W and H, the sparse ones, and two passes of
-the critic to and fro, into arrays that stay where they are: no order of documents, no projection, no steps.
+Both run over the same batches of Stack Overflow titles, party by party, on one thread, in turns; medians are compared.
+"Products alone": the five products with W and H, the sparse ones, and two forward and backward passes of the critic,
+into preallocated arrays, without shuffling, projection or steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def shards_of(X: csr_array, parties: int) -> list[Shard]:
 
 
 def products_alone(descent: Descent, documents: Documents, W: np.ndarray, model: Message) -> float:
-    """Seconds for the products of an epoch with W, H and the critic as they stand."""
+    """Seconds for the products of an epoch with fixed W, H and critic."""
     Ht = np.ascontiguousarray(model["H"].T)
     theta = {name[6:]: array.copy() for name, array in model.arrays.items() if name != "H"}
     small, out, information = np.eye(W.shape[1], dtype=W.dtype), np.empty_like(Ht), descent.information

@@ -3,10 +3,10 @@
     python -m experiments.topics.corpora --prepare build/data/topics        # once, with PARTSONG_DATA
     python -m experiments.topics.table --sets spam,news,rt,so --ranks 50,100,200 --seeds 3 --jobs 16
 
-Every method that descends is tuned for itself on each corpus: all have as many draws of E, B and η (and λ, and how a
-critic learns), and with mutual information and without the draws of E, B and η are the same. The draw with the largest
-mean macro-F1 on seeds of their own (from 1000 on) at k = 50 is taken for all ranks, seeds and readings. Rounds are
-200/E, so that all draws see documents equally often. Runs that the file holds are not repeated.
+Every descent is tuned on each corpus with the same number of draws of E, B and η (and λ and the learning of the
+critic); E, B and η are the same with and without mutual information. The draw with the largest mean macro-F1 on tuning
+seeds (from 1000 on) at k = 50 is used for all ranks, seeds and readings. There are 200/E rounds, so that all draws see
+documents equally often. Runs that the file holds are not repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OUTPUT = Path("docs/results/topics.jsonl")
 TUNING_SEED, TUNING_RANK = 1000, 50
 LOCAL_EPOCHS = 200
 ROUNDS_OF_SUMS = (5, 20)
-"""Exact sums and FNMF, everybody in each round: as many bytes as 25 rounds of a fifth of them, and four times that."""
+"""Rounds of `exact` and `fnmf` with all parties: as many bytes as 25 rounds of a fifth of them, and four times that."""
 
 Records = Mapping[str, Mapping[str, Any]]
 
@@ -39,14 +39,14 @@ GRIDS: dict[str, tuple[Any, ...]] = {
     "server_rate": (0.01, 0.03, 0.1, 0.03), "strength": (0.01, 0.05, 0.1, 0.5),
     "learning": (("dv", 0.0), ("js", 0.0), ("js", 0.2), ("js", 0.5)),
 }  # fmt: skip
-"""E, B, η and λ as printed; how a critic learns: by which slopes, at which rate (0 is η, as printed)."""
+"""Printed grids of E, B, η and λ; gradients and rates of the critic (rate 0 is η, as printed)."""
 
 FIRST = Settings(LOCAL_EPOCHS // 10, 10, 64, 0.05, 0.1, mi_gradient="js", critic_rate=0.5)
-"""Near the middle of all grids, with a critic that does learn."""
+"""Settings near the middle of all grids, with a critic that learns."""
 
 
 def draws(count: int) -> list[Settings]:
-    """First one near the middle of all grids; then fours that have each value of each grid once."""
+    """A first draw near the middle of all grids; then groups of four with each value of each grid once."""
     found = [FIRST]
     for four in range((count + 2) // 4):
         orders = {name: stream(TUNING_SEED, name, four).permutation(4) for name in GRIDS}
@@ -59,7 +59,7 @@ def draws(count: int) -> list[Settings]:
 
 
 def draws_for(method: str, count: int) -> list[Settings]:
-    """What is tried for a method; for LDA its two usual priors, 1/k and those for short texts."""
+    """The draws of a method; for LDA its two usual priors, 1/k and those for short texts."""
     if method in BAYESIAN:
         rounds = LOCAL_EPOCHS // 10
         return [Settings(rounds), Settings(rounds, topic_prior=0.1, word_prior=0.01)]
@@ -67,7 +67,7 @@ def draws_for(method: str, count: int) -> list[Settings]:
 
 
 def tuning_runs(data: str, methods: Iterable[str], weighting: str, count: int, seeds: int = 1) -> list[Run]:
-    """All draws of all methods that have something to tune, on the first of the seeds for tuning, then on the next."""
+    """Runs of all draws of all tuned methods, on the first tuning seed, then on the next."""
     return [
         build_run(data, method, TUNING_RANK, TUNING_SEED + number, settings, weighting=weighting)
         for number in range(seeds)
@@ -77,7 +77,7 @@ def tuning_runs(data: str, methods: Iterable[str], weighting: str, count: int, s
 
 
 def trials(found: Records, data: str, method: str, weighting: str = COUNTS) -> list[list[Mapping[str, Any]]]:
-    """For each draw its runs on the seeds for tuning; only draws that were run on as many as any other."""
+    """The tuning runs of each draw; only draws with the largest number of seeds."""
     by_draw: dict[str, list[Mapping[str, Any]]] = {}
     for record in found.values():
         is_of = (record["data"], record["method"], record["weighting"]) == (data, method, weighting)
@@ -88,12 +88,12 @@ def trials(found: Records, data: str, method: str, weighting: str = COUNTS) -> l
 
 
 def mean_f1(runs: Sequence[Mapping[str, Any]]) -> float:
-    """By which draws are compared."""
+    """Mean macro-F1 of a draw, by which draws are compared."""
     return sum(run["f1"] for run in runs) / len(runs)
 
 
 def tuned(found: Records, data: str, method: str, weighting: str = COUNTS) -> Settings:
-    """The draw with the largest mean macro-F1, and the first where none was tried."""
+    """The draw with the largest mean macro-F1, or the first if none was run."""
     tried = trials(found, data, method, weighting)
     if not tried:
         return build_run(data, method, TUNING_RANK, 0, FIRST).settings
@@ -101,7 +101,7 @@ def tuned(found: Records, data: str, method: str, weighting: str = COUNTS) -> Se
 
 
 def settings_of(found: Records, data: str, method: str, weighting: str = COUNTS) -> list[Settings]:
-    """What a method is run with: as tuned, or for sums both numbers of rounds."""
+    """Settings of a method: as tuned, or both numbers of rounds for sums."""
     if method in OURS:
         return [Settings(rounds=rounds) for rounds in ROUNDS_OF_SUMS]
     if method in (*DESCENTS, *BAYESIAN):
@@ -122,13 +122,13 @@ def table_runs(found: Records, data: str, methods: Iterable[str], weighting: str
 
 
 def smaller(runs_wanted: Iterable[Run]) -> list[Run]:
-    """The same runs with little to do."""
+    """The same runs with little work, for --quick."""
     few = {"rounds": 2, "epochs": 1}
     return [replace(one, settings=replace(one.settings, **few), looks=min(one.looks, 2)) for one in runs_wanted]
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """What all experiments with topics take."""
+    """Build the parser of common options."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SOURCES), help="comma-separated names")
     parser.add_argument("--seeds", type=int, default=3)
@@ -139,8 +139,10 @@ def parser_of(text: str | None) -> argparse.ArgumentParser:
         default=float("inf"),
         help="start no run that would end later than after so many minutes",
     )
-    parser.add_argument("--device", default=NUMPY, help="where descents compute: numpy, or a device of torch, as cuda")
-    parser.add_argument("--quick", action="store_true", help="one seed and little to do")
+    parser.add_argument(
+        "--device", default=NUMPY, help="device of the descents: numpy, or a device of torch such as cuda"
+    )
+    parser.add_argument("--quick", action="store_true", help="one seed and little work")
     parser.add_argument(
         "--output", type=Path, default=OUTPUT, help="a JSON Lines file; runs that it holds are not repeated"
     )
@@ -154,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", default="50,100,200")
     parser.add_argument("--readings", default=",".join(READINGS))
     parser.add_argument("--weightings", default=COUNTS, help="counts, tf-idf or both")
-    parser.add_argument("--draws", type=int, default=5, help="settings tried for each method that descends; 0: none")
-    parser.add_argument("--tuning-seeds", type=int, default=2, help="on how many seeds each of them is tried")
+    parser.add_argument("--draws", type=int, default=5, help="number of settings to try for each descent; 0: no tuning")
+    parser.add_argument("--tuning-seeds", type=int, default=2, help="number of tuning seeds for each setting")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     methods, seeds = chosen.methods.split(","), range(1 if chosen.quick else chosen.seeds)

@@ -37,7 +37,7 @@ USUAL: dict[str, Any] = {"reading": "after", "alpha": 1.0, "fraction": 0.2, "loo
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: a method, what it is run on, and for sums after how many rounds."""
+    """A row of a table: method, weighting, and number of rounds for sums."""
 
     method: str
     weighting: str = COUNTS
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """As in the first column."""
+        """Label in the first column."""
         own = f", {self.rounds} rounds" if self.rounds else ""
         name = shown(self.method) if self.method in OURS else self.method
         return f"{name}{own}{', tf-idf' if self.weighting == TFIDF and self.method != WORDS else ''}"
@@ -60,7 +60,7 @@ ALL = (*BASELINES, *SUMS, *ON_TFIDF, Row(WORDS, TFIDF))
 
 
 def runs(found: Records, row: Row, data: str, rank: int, **wanted: Any) -> list[Mapping[str, Any]]:
-    """The runs of a row on a corpus with the settings that were chosen, by seed."""
+    """The runs of a row on a corpus with the tuned settings, by seed."""
     chosen = settings_of(found, data, row.method, row.weighting)
     allowed = [asdict(build_run(data, row.method, rank, 0, one).settings) for one in chosen]
     if row.rounds:
@@ -80,7 +80,7 @@ def runs(found: Records, row: Row, data: str, rank: int, **wanted: Any) -> list[
 
 
 def values(found: Records, row: Row, data: str, ranks: Sequence[int], field: str, **wanted: Any) -> list[float]:
-    """For each seed the mean over ranks; none where a rank has not been run."""
+    """Mean over ranks for each seed with runs of all ranks."""
     each = [
         {one["seed"]: one[field] for one in runs(found, row, data, rank, **wanted) if one.get(field) is not None}
         for rank in ranks
@@ -98,14 +98,14 @@ def quality(found: Records, *, field: str, ranks: Sequence[int], reading: str = 
         for place, data in enumerate(published.SETS):
             here = values(found, row, data, ranks, field, reading=reading)
             paper = f" ({printed[row.method][place]:.3f})" if row in BASELINES and printed else ""
-            cells.append((told(here) if here else "–") + paper)
+            cells.append((mean_and_spread(here) if here else "–") + paper)
         if set(cells) != {"–"}:
             lines.append(f"| {row.label} | {' | '.join(cells)} |")
     return table_of(["method", *(SOURCES[data].title for data in published.SETS)], lines)
 
 
-def told(numbers: Sequence[float]) -> str:
-    """The mean and its spread; how many seeds, if other than three."""
+def mean_and_spread(numbers: Sequence[float]) -> str:
+    """Format mean ± deviation, with the number of seeds if it is not three."""
     note = "" if len(numbers) == SEEDS else f" [{len(numbers)}]"
     return spread(numbers) + note
 
@@ -124,7 +124,7 @@ def _pairs(found: Records, reading: str = "after") -> Iterable[tuple[str, str, i
 
 
 def information(found: Records) -> str:
-    """What a critic changes: macro-F1 of +MI less that of the same without, seed by seed, at each k."""
+    """Effect of the critic: macro-F1 of +MI minus that of the same method without it, seed by seed, at each k."""
     lines = [_gain(SOURCES[data].title, base, rank, pairs) for data, base, rank, pairs in _pairs(found)]
     heads = ["corpus", "method", "k", "F1 without", "F1 with", "with − without", "… fitted weights", "coherence ±", "Î"]
     return table_of(heads, lines)
@@ -177,7 +177,7 @@ def _gain(title: str, base: str, rank: int, pairs: Sequence[Pair]) -> str:
 
 def _signed(numbers: Sequence[float]) -> str:
     plus = "+" if np.mean(numbers) >= 0 else ""
-    return plus + told(numbers)
+    return plus + mean_and_spread(numbers)
 
 
 def costs(found: Records, rank: int = 50) -> str:
@@ -212,9 +212,9 @@ def beyond(found: Records) -> str:
             row, numbers = ours
             sent = [one for rank in ranks for one in runs(found, row, data, rank)]
             megabytes = np.mean([one["bytes"] for one in sent]) / 1e6
-            other = f"{theirs[0].label}: {told(theirs[1])}" if theirs else "–"
+            other = f"{theirs[0].label}: {mean_and_spread(theirs[1])}" if theirs else "–"
             k = str(ranks[0]) if len(ranks) == 1 else "mean of three"
-            cells = f"{printed:.3f} | {other} | {row.label}: {told(numbers)} | {row.rounds}, {megabytes:.0f}"
+            cells = f"{printed:.3f} | {other} | {row.label}: {mean_and_spread(numbers)} | {row.rounds}, {megabytes:.0f}"
             lines.append(f"| {SOURCES[data].title} | {k} | {cells} |")
     heads = [
         "corpus",
@@ -233,22 +233,22 @@ def _largest(found: Records, rows: Iterable[Row], data: str, ranks: Sequence[int
 
 
 def tuning(found: Records) -> str:
-    """What was chosen, out of how many draws, and how many of them diverged."""
+    """Tuned settings, numbers of draws, and numbers of diverging draws."""
     lines = []
     for data, method, weighting in product(published.SETS, (*BAYESIAN, *DESCENTS), (COUNTS, TFIDF)):
         tried = trials(found, data, method, weighting)
         if tried:
             lost = sum(any(one.get("diverged") for one in runs) for runs in tried)
-            chosen = _told_settings(method, max(tried, key=mean_f1)[0]["settings"])
+            chosen = _format_settings(method, max(tried, key=mean_f1)[0]["settings"])
             numbers = [f"{len(tried)}, {lost}", str(len(tried[0])), " to ".join(_ends(tried))]
-            told_method = method + _told_priors(max(tried, key=mean_f1)[0]["settings"]) * (method in BAYESIAN)
-            lines.append(f"| {' | '.join([SOURCES[data].title, told_method, weighting, *chosen, *numbers])} |")
+            label = method + _format_priors(max(tried, key=mean_f1)[0]["settings"]) * (method in BAYESIAN)
+            lines.append(f"| {' | '.join([SOURCES[data].title, label, weighting, *chosen, *numbers])} |")
     names = ("E", "B", "η", "server's rate", "λ", "gradient", "critic's rate")
     return table_of(["corpus", "method", "rows", *names, "draws, diverged", "seeds", "F1 of draws"], lines)
 
 
-def _told_settings(method: str, own: Mapping[str, Any]) -> list[str]:
-    """Those that concern the method."""
+def _format_settings(method: str, own: Mapping[str, Any]) -> list[str]:
+    """Format the settings that the method uses."""
     if method in BAYESIAN:
         return ["–"] * 7
     server = f"{own['server_rate']:g}" if method.removesuffix(MI) in ("FedAdagrad", "FedYogi", "FedAdam") else "–"
@@ -257,8 +257,8 @@ def _told_settings(method: str, own: Mapping[str, Any]) -> list[str]:
     return [*steps, *(critic if method.endswith(MI) else ["–"] * 3)]
 
 
-def _told_priors(own: Mapping[str, Any]) -> str:
-    """Of topics in a document, and of words in a topic."""
+def _format_priors(own: Mapping[str, Any]) -> str:
+    """Format the priors of topics in a document and of words in a topic."""
     return f", priors {own['topic_prior']:g} and {own['word_prior']:g}" if own["topic_prior"] else ", priors 1/k"
 
 
@@ -268,7 +268,7 @@ def _ends(tried: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[str, str]:
 
 
 def missing(found: Records) -> str:
-    """Which rows of Table IV have not been run, by corpus."""
+    """Rows of Table IV without runs, by corpus."""
     lines = []
     for data in published.SETS:
         for reading in ("after", "before"):
@@ -287,7 +287,7 @@ def missing(found: Records) -> str:
 
 
 def table_of(heads: Sequence[str], lines: Sequence[str]) -> str:
-    """Markdown; a table without a line says so."""
+    """Format a Markdown table; "Not run yet." without lines."""
     if not lines:
         return "Not run yet."
     return "\n".join([f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *lines])
@@ -300,7 +300,7 @@ def over_ranks(found: Records) -> str:
         for method in DESCENDING:
             cells = [values(found, Row(method), data, (rank,), "accuracy") for rank in RANKS_OF_FIGURE_2]
             if any(cells):
-                listed_cells = " | ".join(told(cell) if cell else "–" for cell in cells)
+                listed_cells = " | ".join(mean_and_spread(cell) if cell else "–" for cell in cells)
                 lines.append(f"| {SOURCES[data].title} | {method} | {listed_cells} |")
     return table_of(["corpus", "method", *(f"k = {rank}" for rank in RANKS_OF_FIGURE_2)], lines)
 
@@ -313,7 +313,7 @@ def over_parties(found: Records) -> str:
         for method in VARIED:
             cells = [values(found, Row(method), data, (50,), "f1", **case) for case in cases]
             if sum(bool(cell) for cell in cells) > 2:  # α = 1 and ten parties are in Table IV as well
-                listed_cells = " | ".join(told(cell) if cell else "–" for cell in cells)
+                listed_cells = " | ".join(mean_and_spread(cell) if cell else "–" for cell in cells)
                 lines.append(f"| {SOURCES[data].title} | {method} | {listed_cells} |")
     heads = [f"α = {alpha:g}" for alpha in ALPHAS] + [f"K = {parties}" for parties in PARTIES]
     return table_of(["corpus", "method", *heads], lines)
@@ -337,7 +337,7 @@ def _highest(listed: Sequence[Sequence[str]], word: str) -> Sequence[str]:
 
 
 def ablation(found: Records) -> str:
-    """The step of weights as printed, and fitted weights before each visit, against what the tables have."""
+    """The step of weights as printed, and weights fitted before the descent, against the settings of the tables."""
     lines = []
     for data in published.SETS:
         for method in VARIED:
@@ -345,7 +345,7 @@ def ablation(found: Records) -> str:
             cases = [own, {**own, "weight_step": "batch"}, {**own, "fits_first": True}]
             cells = [_with_settings(found, data, method, case) for case in cases]
             if cells[1] or cells[2]:
-                listed_cells = " | ".join(told(cell) if cell else "–" for cell in cells)
+                listed_cells = " | ".join(mean_and_spread(cell) if cell else "–" for cell in cells)
                 lines.append(f"| {SOURCES[data].title} | {method} | {listed_cells} |")
     return table_of(["corpus", "method", "by document", "by batch, as printed", "by document, fitted first"], lines)
 
@@ -358,10 +358,11 @@ def longer(found: Records) -> str:
             (own,) = (asdict(one) for one in settings_of(found, data, method))
             if here := _with_settings(found, data, method, {**own, "rounds": LONG}):
                 usual = _with_settings(found, data, method, own)
-                lines.append(f"| {SOURCES[data].title} | {method} | {own['rounds']}: {told(usual)} | {told(here)} |")
+                cells = f"{own['rounds']}: {mean_and_spread(usual)} | {mean_and_spread(here)}"
+                lines.append(f"| {SOURCES[data].title} | {method} | {cells} |")
         for row in (one for one in SUMS if one.rounds == 20 and lines):
             if sums := values(found, row, data, (50,), "f1"):
-                lines.append(f"| {SOURCES[data].title} | {row.label} | – | {told(sums)} |")
+                lines.append(f"| {SOURCES[data].title} | {row.label} | – | {mean_and_spread(sums)} |")
     return table_of(["corpus", "method", "rounds of the tables", f"{LONG} rounds"], lines)
 
 

@@ -1,8 +1,8 @@
-"""How long parties take to agree on a vocabulary under masks: `python -m experiments.topics.vocabulary`.
+"""Time to agree on a vocabulary with secure aggregation: `python -m experiments.topics.vocabulary`.
 
-Every party holds `--terms` words. "alike": all hold the same ones. "zipf": drawn without replacement from a list of
-three times as many by Zipf's law, so that parties share the frequent ones and each has rare ones. "apart": no two
-parties share a word, the most there can be to sort out (a handful is shared, so that there is something to agree on).
+Every party holds `--terms` words. "alike": all hold the same words. "zipf": sampled without replacement from three
+times as many words by Zipf's law, so that parties share frequent words and each has rare ones. "apart": parties share
+only a handful of words, which is the largest number of distinct words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEAN_LETTERS = 7.5
 
 
 def made_up_words(count: int) -> list[str]:
-    """Different words of letters, as long as English ones are: one in ten has more than eleven letters."""
+    """Generate distinct words with lengths as in English: one in ten has more than eleven letters."""
     draws = stream(0, "made-up words")
     found: dict[str, None] = {}
     while len(found) < count:
