@@ -153,7 +153,7 @@ def test_masks_leave_sums_and_colluders(told, fitted, parts):
     assert of(others, "clinic")["recovered"][0]["error"] < 1e-5
     without = of(told("attack", run, "--attacker", "colluders"), "clinic")
     assert not without["tried"]
-    assert "were not given" in without["notes"][0]
+    assert "were not passed" in without["notes"][0]
 
 
 def test_noise_is_named(told, fitted, parts):

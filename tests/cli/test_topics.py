@@ -273,7 +273,7 @@ def test_steps_that_are_too_large_are_told_with_the_ways_out(words, ways, files_
     shown = invoke(*fit, *words, "-q", code=1).stderr
     for text in (shown, told(*fit, *words, code=1)["error"]):
         assert all(way in text for way in ways)
-        assert not any(word in text for word in ("on_party_error", "checkpoint", "shards", "in place of counts"))
+        assert not any(word in text for word in ("on_party_error", "checkpoint", "shards", "instead of counts"))
         assert ("tfidf" in text) == ("counts" in words)
     cured = [{"1e9": "1e-3"}.get(word, word) for word in words]
     assert told(*fit, *cured)["outcome"] == "max-rounds"

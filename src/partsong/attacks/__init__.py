@@ -1,1 +1,1 @@
-"""Attacks on what parties send, from recorded runs."""
+"""Attacks on recorded runs: what can be reconstructed from what parties send."""

@@ -1,4 +1,4 @@
-"""Attacks on uploads of WᵀW and WᵀX: rows, their span and XᵀX, lone columns, rows that changed between two runs."""
+"""Attacks on uploads of WᵀW and WᵀX: rows, their span, XᵀX, lone columns, rows changed between two runs."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ from partsong.core.streams import stream
 Pair = tuple[np.ndarray, np.ndarray]
 """gram WᵀW (k × k) and cross WᵀX (k × m) of one upload."""
 MAX_ROWS_BY_STEPS = 4
-"""Rows, up to which the known step of W settles what signs leave open."""
+"""Up to this many rows, the known step of W resolves what signs leave open."""
 MAX_ROWS_ROTATED = 100
-"""Rows, up to which a turn is looked for: beyond, the search takes longer than its answer is worth."""
+"""Up to this many rows, a rotation is searched; beyond, the search takes too long."""
 MAX_ROWS_SOLVED = 400
-"""Rows, up to which XᵀX is solved for."""
+"""Up to this many rows, XᵀX is solved for."""
 MAX_ROWS_IN_DICTIONARY = 200
-"""Rows, up to which their weights are looked for as a dictionary."""
+"""Up to this many rows, weights are searched as a dictionary."""
 DICTIONARY_FROM = 0.25
-"""Directions for each row, from which the search for a dictionary has ever found one."""
+"""Fewest directions per row with which dictionary search has ever succeeded."""
 LEAST_ANGLE, ROUNDINGS = 1e-9, 64
-"""Directions of columns are the same within this angle, or so many roundings of what was sent."""
+"""Columns have the same direction within this angle, or within this many roundings of the uploads."""
 SVD_SECONDS = 2e-9
-"""Seconds for each operation of a singular value decomposition, as a guess at what it will take."""
+"""Estimated seconds per operation of a singular value decomposition."""
 LEAST_COLUMNS = 2
-"""Columns of one row alone by which it is recognised."""
+"""Fewest lone columns that identify a row."""
 
 INIT_MODES = 24
-"""Random turns from which rows without negative numbers are looked for."""
+"""Random rotations from which the search for non-negative rows starts."""
 POLISHED = 4
-"""So many different ones are held against the step that the party is known to have made."""
+"""Number of distinct candidates compared with the known step of the party."""
 DIFFERENT, AS_GOOD = 1e-3, 1e-6
-"""From which relative distance on rows are others, and up to which misfit they explain what was seen."""
+"""Relative distance above which rows are different, and misfit below which they explain the uploads."""
 FREE = 1e-5
-"""A turn that changes the misfit by less than this share of its angle is open."""
+"""A rotation is undetermined if it changes the misfit by less than this share of its angle."""
 NOTHING = 1e-9
-"""Singular values below this share of the largest are nothing."""
+"""Singular values below this share of the largest count as zero."""
 
 Misfit = Callable[[np.ndarray], np.ndarray]
-"""How far the uploads that rows (n × m) would have led to are from those that were seen."""
+"""Distance between the uploads that rows (n × m) would have produced and the recorded ones."""
 
 
 def attack_exact_sums(context: AttackContext, party: str) -> list[Finding]:
-    """Everything that the sums of a party tell of its rows: of one row that row, of more what the search finds.
+    """Attack the sums of a party: a single row is recovered exactly, several rows as far as the search succeeds.
 
-    Uploads of all recorded runs over as many rows count together; where they are not of the same rows, the search on
-    one run alone finds more.
+    Uploads of all recorded runs over the same number of rows are combined. If they are not of the same rows, the search
+    on one run alone finds more.
     """
     found: list[Finding] = []
     runs = [one for one in (context, *context.others) if one.seen(party, "gram", "cross")]
@@ -93,11 +93,11 @@ def _of_sums(context: AttackContext, party: str) -> list[Finding]:
     is_enough = DICTIONARY_FROM * n <= sum(len(gram) for gram, _ in pairs)
     if n_found < n and is_enough and n <= MAX_ROWS_IN_DICTIONARY and not context.clock.is_over():
         findings += _by_dictionary(context, party, pairs, n)
-    return findings + ([] if n_found == n else _by_single_row_columns(context, party, pairs))
+    return findings + ([] if n_found == n else _by_lone_columns(context, party, pairs))
 
 
 def _pairs(context: AttackContext, party: str, n: int, is_row_count_sent: bool) -> list[Pair]:
-    """Gram and cross of all uploads; those of other runs as well, where they are over as many rows."""
+    """Gram and cross of all uploads, including those of other runs over the same number of rows."""
     found = []
     for one in (context, *context.others):
         for _, upload in one.seen(party, "gram", "cross"):
@@ -117,20 +117,20 @@ def _one_row(context: AttackContext, party: str, pair: Pair, is_row_count_sent: 
 
 
 def _by_steps(context: AttackContext, party: str, seen: Any, pairs: Sequence[Pair], n: int) -> list[Finding]:
-    """Rows of a party with n ≤ k: the signs of X and W, and the step of W that everybody knows."""
+    """Rows of a party with n ≤ k, from the signs of X and W and the known step of W."""
     turned = rows_from_statistics(pairs, n, partial(misfit, context.program, context.layout, party, seen))
     if turned is None:
         return []
-    what = f"its {n} rows: WᵀW and WᵀX leave a rotation open, and signs and the known step of W settle it"
+    what = f"its {n} rows: WᵀW and WᵀX leave a rotation open; signs and the known step of W determine it"
     return with_error(
         context, Finding("statistics of few rows", party, "X_p", turned[0], what, turned[1]), matched_error
     )
 
 
 def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int) -> tuple[list[Finding], int]:
-    """The span of the rows once T·k ≥ n, XᵀX once T·k(k + 1) ≥ n(n + 1), then rows by their signs; how many rows."""
+    """The span of the rows if T·k ≥ n, XᵀX if T·k(k + 1) ≥ n(n + 1), then rows by their signs; number of rows found."""
     every = max(1, sum(len(gram) for gram, _ in pairs) // (2 * n + 50))
-    m, few = pairs[0][1].shape[1], pairs[::every]  # spread over all of them, and enough for the span of n rows
+    m, few = pairs[0][1].shape[1], pairs[::every]  # evenly spaced, and enough for the span of n rows
     unit, height = context.unit(pairs[0][1]), sum(len(gram) for gram, _ in few)
     if n >= m or not context.clock.has(height**2 * m * SVD_SECONDS):
         return [], 0
@@ -138,7 +138,7 @@ def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int
     if span is None:
         return [], 0
     r = span.rank
-    rest = "" if r == n else f" ({n - r} of them are zero, or combinations of others)"
+    rest = "" if r == n else f" ({n - r} of them are zero or combinations of others)"
     what = f"the span of its {n} rows{rest}, {MEMBERSHIP}"
     findings = with_error(
         context, Finding("span of the rows", party, "span of X_p", span.basis, what, unit), span_error
@@ -150,7 +150,7 @@ def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int
     if moment is None or not moment.is_recovered:
         context.clock.is_over()
         return findings, 0
-    what = f"X_pᵀX_p of its {n} rows, by a linear solve from {len(pairs)} uploads: rows up to one turn of them all"
+    what = f"X_pᵀX_p of its {n} rows, by a linear solve from {len(pairs)} uploads: rows up to one common rotation"
     solved = Finding("second moment", party, "second moment of X_p", _half(moment), what, moment.doubt)
     findings += with_error(context, solved, moment_error)
     if r > MAX_ROWS_ROTATED or context.clock.is_over():
@@ -160,8 +160,8 @@ def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int
     if turned is None:
         return findings, 0
     rows, count = turned.rows[turned.is_found], turned.n_found
-    what = f"{count} of its {n} rows: X_pᵀX_p leaves a turn open, and the signs of rows and weights settle it"
-    if not count:  # what was found is one of several answers
+    what = f"{count} of its {n} rows: X_pᵀX_p leaves a rotation open; the signs of rows and weights determine it"
+    if not count:  # what was found is one of several solutions
         found = Finding("rows by their signs", party, "X_p", turned.rows, what, None)
     else:
         found = Finding("rows by their signs", party, "X_p", rows, what, turned.negative_share)
@@ -175,22 +175,24 @@ def _half(moment: Moment) -> np.ndarray:
 
 
 def _by_dictionary(context: AttackContext, party: str, pairs: Sequence[Pair], n: int) -> list[Finding]:
-    """Rows of sparse data, far below the law: columns are combinations of few of the n weight vectors."""
+    """Rows of sparse data, with far fewer equations than the counting bound: columns combine few weight vectors."""
     found = rows_by_dictionary(pairs, n, deadline=context.clock.deadline)
     context.clock.is_over()
     if found is None or not len(found.rows):
         return []
     array = "X_p" if found.is_scaled else "X_p up to a factor"
-    what = f"{len(found.rows)} of its {n} rows: each column is made up of few weight vectors, which a search finds"
-    doubt = found.gram_misfit if found.is_scaled else None  # rows whose grams do not fit were wrong in all trials
+    what = (
+        f"{len(found.rows)} of its {n} rows: each column is a combination of few weight vectors, which a search finds"
+    )
+    doubt = found.gram_misfit if found.is_scaled else None  # in all experiments, rows whose grams do not fit were wrong
     finding = Finding("dictionary of sparse rows", party, array, found.rows, what, doubt)
     return with_error(context, finding, partial(rows_error, is_scaled=found.is_scaled))
 
 
-def _by_single_row_columns(context: AttackContext, party: str, pairs: Sequence[Pair]) -> list[Finding]:
-    """Columns that one row alone has show its weights, from one upload on and for any number of rows.
+def _by_lone_columns(context: AttackContext, party: str, pairs: Sequence[Pair]) -> list[Finding]:
+    """Lone columns (with a single non-zero row) reveal its weights, from one upload on and for any number of rows.
 
-    Columns that several rows have in proportion look the same, so that nothing is claimed without the truth.
+    Columns that several rows share in proportion look the same, so nothing is claimed without the truth.
     """
     crosses = [cross for _, cross in pairs if len(cross) >= LEAST_COLUMNS]
     if not crosses:
@@ -200,8 +202,8 @@ def _by_single_row_columns(context: AttackContext, party: str, pairs: Sequence[P
         return []
     count = sum(len(group) for group in found.groups)
     what = (
-        f"{count} values of {len(found.groups)} rows up to one factor a row, if columns with one direction in WᵀX "
-        "belong to one row alone, and not to several rows in proportion"
+        f"{count} values of {len(found.groups)} rows up to one factor per row, if columns with the same direction in "
+        "WᵀX belong to a single row, and not to several rows in proportion"
     )
     values = np.zeros((len(found.groups), pairs[0][1].shape[1]))
     for row, (group, entries) in enumerate(zip(found.groups, found.values, strict=True)):
@@ -210,7 +212,7 @@ def _by_single_row_columns(context: AttackContext, party: str, pairs: Sequence[P
 
 
 def lone_error(found: np.ndarray, rows: np.ndarray) -> float:
-    """The share of groups of columns that are not, up to a factor, the entries of one row of X (n × m)."""
+    """Return the share of column groups that are not, up to a factor, the entries of one row of X (n × m)."""
     wrong = 0
     for values in found:
         columns = np.flatnonzero(values)
@@ -223,7 +225,7 @@ def lone_error(found: np.ndarray, rows: np.ndarray) -> float:
 
 
 def in_units(program: Any, upload: Message) -> Pair:
-    """Gram and cross as real numbers, also of a program with noise, which sends whole numbers of public units."""
+    """Return gram and cross as real numbers; programs with noise send integers in public units."""
     gram, cross = to_float64(upload["gram"]), to_float64(upload["cross"])
     if not hasattr(program, "noise"):
         return gram, cross
@@ -232,9 +234,9 @@ def in_units(program: Any, upload: Message) -> Pair:
 
 
 def attack_differences(context: AttackContext, party: str) -> list[Finding]:
-    """Rows that a party has added or removed between two runs in which it answered the same model.
+    """Attack rows that a party added or removed between two runs in which it received the same model.
 
-    The two uploads differ by the sums of these rows alone, which are then attacked as the sums of a small party.
+    The two uploads differ by the sums of these rows, which are attacked like the sums of a small party.
     """
     findings = []
     for other in context.others:
@@ -246,7 +248,7 @@ def attack_differences(context: AttackContext, party: str) -> list[Finding]:
         alone = replace(context, exchanges=(Exchange({party: model}, {party: changed}),), others=(), truth={})
         wanted = _changed_rows(context, other, party)
         for each in attack_exact_sums(alone, party):
-            what = f"of {n} rows that were added or removed between two runs with one first model: {each.what}"
+            what = f"of {n} rows that were added or removed between two runs with the same first model: {each.what}"
             found = replace(each, attack="difference of two runs", what=what)
             if wanted is not None and found.array.startswith("X") and found.recovered is not None:
                 found = replace(found, error=rows_error(found.recovered, wanted), truth=wanted)
@@ -255,7 +257,7 @@ def attack_differences(context: AttackContext, party: str) -> list[Finding]:
 
 
 def _difference(context: AttackContext, other: AttackContext, party: str) -> tuple[Message, Message] | None:
-    """A model that was answered in both runs, and the larger upload less the smaller; None where there is none."""
+    """A model received in both runs, and the larger upload minus the smaller; None if there is none."""
     for model, upload in context.seen(party, "gram", "cross", "rows"):
         for model_before, before in other.seen(party, "gram", "cross", "rows"):
             if not _is_same(model, model_before):
@@ -269,13 +271,13 @@ def _difference(context: AttackContext, other: AttackContext, party: str) -> tup
 
 
 def _is_same(model: Message, other: Message) -> bool:
-    """Whether W is fitted to the same H, whatever else the models say."""
+    """Whether both models have the same H, ignoring other arrays."""
     H, K = (to_float64(one["H"]).astype(np.float32) if "H" in one.arrays else None for one in (model, other))
     return H is not None and K is not None and np.array_equal(H, K)
 
 
 def _changed_rows(context: AttackContext, other: AttackContext, party: str) -> np.ndarray | None:
-    """Rows of one run that the other does not have, where both are known."""
+    """Rows of one run that the other lacks, if both are known."""
     if party not in context.truth or party not in other.truth:
         return None
     ours, theirs = context.truth[party], other.truth[party]
@@ -287,14 +289,14 @@ def _changed_rows(context: AttackContext, other: AttackContext, party: str) -> n
 
 
 def row_from_statistics(gram: np.ndarray, cross: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(w, x) of a party with one row, exactly: gram = w wᵀ, so w_l = √gram_ll, and x = wᵀ cross / ‖w‖²."""
+    """Return (w, x) of a party with one row, exactly: gram = w wᵀ, so w_l = √gram_ll, and x = wᵀ cross / ‖w‖²."""
     w = np.sqrt(np.maximum(0.0, np.diag(gram)))
     size = float(w @ w)
     return w, w @ cross / size if size > 0 else np.zeros(cross.shape[1])
 
 
 def up_to_rotation(gram: np.ndarray, cross: np.ndarray, n_rows: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """(R, Z) with W = O R and X = O Z for one unknown orthogonal O (n × n); None unless W has rank n.
+    """Return (R, Z) with W = O R and X = O Z for an unknown orthogonal O (n × n); None unless W has rank n.
 
     With gram = V Λ Vᵀ it is R = Λ^½ Vᵀ (n × k) and Z = Λ^−½ Vᵀ cross (n × m).
     """
@@ -309,7 +311,7 @@ def up_to_rotation(gram: np.ndarray, cross: np.ndarray, n_rows: int) -> tuple[np
 
 
 def in_one_frame(statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Z of the first round, and [Z R_1 R_2 …] scaled and turned so that one O makes all of it non-negative.
+    """Return Z of the first round, and [Z R_1 R_2 …] scaled and rotated so that one O makes all of it non-negative.
 
     Rounds differ by known rotations: Z_1 = (O_1ᵀO_t) Z_t, so O_1ᵀO_t = Z_1 Z_t⁺ where X has rank n.
     """
@@ -326,14 +328,14 @@ def in_one_frame(statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: in
 def rows_from_statistics(
     statistics: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int, misfit: Misfit | None = None
 ) -> tuple[np.ndarray, float] | None:
-    """Rows (n × m), in any order, of a party with 1 < n ≤ k rows, and how doubtful they are; None without rank n.
+    """Return rows (n × m), in any order, of a party with 1 < n ≤ k rows, and their doubt; None without rank n.
 
-    X = O Z for an orthogonal O, which is looked for twice: such that neither X nor any W = O R has negative
-    numbers, and such that the party's step, which everybody knows (`misfit`), leads from these X to these uploads.
+    X = O Z for an orthogonal O. The first search makes X and all W = O R non-negative. The second also requires that
+    the party's step, which is public (`misfit`), maps X to the recorded uploads.
 
-    The doubt is what is left unexplained, or how far other rows are that explain as much, if that is more; 1
-    where a turn is open. As long as no weight is cut off at zero steps are linear in a row, and all turns that keep
-    signs explain the same.
+    The doubt is the unexplained part, or the distance to other rows that explain as much, whichever is larger; 1 if a
+    rotation is undetermined. While no weight is clipped at zero, steps are linear in a row, and all rotations that keep
+    signs explain the uploads equally well.
     """
     Z, frame = in_one_frame(statistics, n_rows)
     if not Z.size:
@@ -366,7 +368,7 @@ def rows_from_statistics(
 
 @dataclass(frozen=True, slots=True)
 class RotationFit:
-    """Rows, the turn that leads to them, what they leave unexplained, and how firmly that holds the turn."""
+    """Rows, their rotation, the unexplained part, and how well the data determine the rotation."""
 
     rows: np.ndarray
     O: np.ndarray
@@ -375,7 +377,7 @@ class RotationFit:
 
 
 def _fit_of(settled: Any, start: np.ndarray, Z: np.ndarray) -> RotationFit:
-    """`hold` is the least singular value of the derivative: near 0 there is a turn that changes nothing."""
+    """`hold` is the smallest singular value of the derivative: near 0, some rotation changes nothing."""
     O = _rotated(settled.x, start)
     return RotationFit(
         O @ Z, O, float(np.sqrt(2 * settled.cost)), float(np.linalg.svd(settled.jac, compute_uv=False)[-1])
@@ -383,7 +385,7 @@ def _fit_of(settled: Any, start: np.ndarray, Z: np.ndarray) -> RotationFit:
 
 
 def _different(found: list[RotationFit]) -> list[RotationFit]:
-    """The best, and then the best of those that are other rows than all before, up to a few."""
+    """The best candidates with different rows, up to a few."""
     kept = found[:1]
     for each in found[1:]:
         if len(kept) < POLISHED and all(matched_error(each.rows, other.rows) > DIFFERENT for other in kept):

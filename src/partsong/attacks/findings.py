@@ -1,4 +1,4 @@
-"""What is said of a party after an attack: measures and sentences, and none of the values that were found."""
+"""Findings of attacks: measures and descriptions, without the recovered values."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from scipy.optimize import linear_sum_assignment
 from partsong.privacy.exposure import Exposure, worst
 
 EXACTLY, NEARLY, ROUGHLY = 1e-6, 0.05, 0.5
-"""Relative errors up to which something counts as found exactly, nearly, and roughly."""
+"""Relative errors up to which a finding counts as exact, near, and rough."""
 RECOVERED = 1e-2
-"""The relative error up to which a row counts as recovered."""
+"""Relative error up to which a row counts as recovered."""
 SUPPOSED = ", if it has only one (its number of rows is not sent)"
 UNCLEAR = 0.1
-"""Beyond such a doubt a party of which the number of rows is not known is taken to have more than one."""
-MEMBERSHIP = "by which a record that somebody brings along is known to be among them, or not to be"
+"""Above this doubt, a party with an unknown number of rows is assumed to have more than one."""
+MEMBERSHIP = "which shows whether a given record is among them"
 SAME = 1e-6
-"""Numbers that agree to this share are taken for the same."""
+"""Numbers with a relative difference below this count as equal."""
 
 FOUND = ("exactly", "nearly")
 SHOWN = 5
-"""So many parties are named in a sentence."""
-NO_GUARANTEE = "What these attacks do not find, others may."
+"""Number of parties named in a sentence."""
+NO_GUARANTEE = "Other attacks may find more."
 
 
 class Observer(enum.StrEnum):
-    """Who can do it, in words."""
+    """Who can run an attack, in words."""
 
     SERVER = "whoever reads the server's inbox"
     SUMS = "whoever knows the sums, masked or not,"
-    OTHERS = "all other parties together, with the server or where the sum is sent back to them,"
+    OTHERS = "all other parties together, if they have the sum from the server or from its broadcast,"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was worked out of a run's messages.
+    """One reconstruction from the messages of a run.
 
-    `error` is relative to the truth, and None where no truth was given. `doubt` is what the attacker can see without
-    it: 0 where everything that was seen fits what was found, and None where nothing can be checked. `truth`: the rows
-    that it is about, where these are not those of the party.
+    `error` is relative to the truth, None if no truth was given. `doubt` is what the attacker can measure without it: 0
+    if all messages fit the reconstruction, None if nothing can be checked. `truth`: the rows it is about, if these are
+    not the rows of the party.
     """
 
     attack: str
@@ -59,7 +59,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """How well: by the error where it is known, else by the doubt."""
+        """How well it succeeded: by the error if known, otherwise by the doubt."""
         if self.recovered is None:
             return "not"
         measured = self.error if self.error is not None else self.doubt
@@ -72,7 +72,7 @@ class Finding:
 
 
 def matched_error(found: np.ndarray, rows: np.ndarray) -> float:
-    """‖found − X‖ / ‖X‖ with rows (n × m) in the order that fits best."""
+    """Return ‖found − X‖ / ‖X‖ with rows (n × m) in the best matching order."""
     apart = ((found[:, None] - rows[None]) ** 2).sum(axis=-1)
     pairs = linear_sum_assignment(apart)
     return float(np.sqrt(apart[pairs].sum()) / max(float(np.linalg.norm(rows)), 1e-300))
@@ -85,7 +85,7 @@ def cosine_error(found: np.ndarray, rows: np.ndarray) -> float:
 
 
 def rows_error(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool = True) -> float:
-    """‖found − X‖ / ‖X‖ over the rows that were found (r × m), each beside the row of X that is nearest to it."""
+    """Return ‖found − X‖ / ‖X‖ over the found rows (r × m), each matched to the nearest row of X."""
     at, where = linear_sum_assignment(_apart(found, rows, is_scaled=is_scaled))
     wanted, near = rows[at], found[where]
     if not is_scaled:
@@ -94,7 +94,7 @@ def rows_error(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool = True) -
 
 
 def _apart(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool) -> np.ndarray:
-    """Relative distance of each row of X (n × m) to each that was found (r × m), up to a factor unless scaled; ≤ 1."""
+    """Relative distance of each row of X (n × m) to each found row (r × m), up to a factor unless scaled; ≤ 1."""
     inner, energies, sizes = rows @ found.T, (rows**2).sum(axis=1)[:, None], (found**2).sum(axis=1)[None]
     apart = energies - 2 * inner + sizes if is_scaled else energies - inner**2 / np.maximum(sizes, 1e-300)
     return np.sqrt(np.clip(apart / np.maximum(energies, 1e-300), 0.0, 1.0))
@@ -103,7 +103,7 @@ def _apart(found: np.ndarray, rows: np.ndarray, *, is_scaled: bool) -> np.ndarra
 def moment_error(half: np.ndarray, rows: np.ndarray) -> float:
     """‖ZᵀZ − XᵀX‖ / ‖XᵀX‖ for Z (r × m) and X (n × m); neither square is formed.
 
-    In a basis Q of all their rows both squares are small matrices, whose difference does not cancel.
+    In a basis Q of all their rows, both products are small matrices, whose difference loses no digits.
     """
     Q = np.linalg.qr(np.vstack([half, rows]).T)[0]
     A, B = half @ Q, rows @ Q
@@ -111,14 +111,14 @@ def moment_error(half: np.ndarray, rows: np.ndarray) -> float:
 
 
 def span_error(basis: np.ndarray, rows: np.ndarray) -> float:
-    """The share of X (n × m) that lies outside the span of orthonormal rows."""
+    """Return the share of X (n × m) outside the span of orthonormal rows."""
     return float(np.linalg.norm(rows - rows @ basis.T @ basis) / max(float(np.linalg.norm(rows)), 1e-300))
 
 
 def rows_within(array: str, found: np.ndarray, rows: np.ndarray, most: float = RECOVERED) -> int | None:
-    """How many rows of X (n × m) are among those found, up to this relative error; None where no rows were found.
+    """Count the rows of X (n × m) among those found, up to this relative error; None if no rows were found.
 
-    Of rows that are known up to a factor the best factor is taken, and of rows in some columns these columns.
+    Rows known up to a factor are scaled by the best factor; rows known in some columns are compared in these.
     """
     if not array.startswith("X"):
         return None
@@ -129,7 +129,7 @@ def rows_within(array: str, found: np.ndarray, rows: np.ndarray, most: float = R
 
 @dataclass(frozen=True, slots=True)
 class SentArray:
-    """One kind of array that left a party: how often, and how many bytes in all."""
+    """One kind of array that a party sent: how often, and how many bytes in total."""
 
     name: str
     shape: tuple[int, ...]
@@ -140,10 +140,10 @@ class SentArray:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One finding without its values: `shape` is that of what was found, `rows_recovered` counts rows within 1 %.
+    """One finding without its values: `shape` of what was found, `rows_recovered` counts rows within 1 %.
 
-    `doubt` is what the attacker sees without the truth (0: all that was seen fits); `error` is relative to the truth.
-    Both `error` and `rows_recovered` are None where no truth was given.
+    `doubt` is what the attacker can measure without the truth (0: all messages fit); `error` is relative to the truth.
+    `error` and `rows_recovered` are None if no truth was given.
     """
 
     attack: str
@@ -158,12 +158,12 @@ class Recovery:
 
     @property
     def is_found(self) -> bool:
-        """Exactly or nearly."""
+        """Whether it was found exactly or nearly."""
         return self.verdict in FOUND
 
     @property
     def level(self) -> Exposure | None:
-        """What it means on the ladder of exposures; None where it was not found."""
+        """Its exposure level; None if it was not found."""
         if not self.is_found or (self.is_about_rows and self.rows_recovered == 0):
             return None
         if self.is_about_rows:
@@ -172,12 +172,12 @@ class Recovery:
 
     @property
     def is_about_rows(self) -> bool:
-        """Rows themselves, also up to a factor; in contrast to their span, or to factors."""
+        """Whether it is about rows, possibly up to a factor, and not about their span or factors."""
         return self.array.startswith("X")
 
     @property
     def measured(self) -> str:
-        """How well, in numbers: those that an attacker has, and those that only the truth gives."""
+        """How well it succeeded, in numbers: those an attacker has, and those that need the truth."""
         said = [] if self.error is None else [f"relative error {self.error:.1e}"]
         if self.rows_recovered is not None:
             said.append(f"{self.rows_recovered} {'row' if self.rows_recovered == 1 else 'rows'} within {RECOVERED:g}")
@@ -188,10 +188,11 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class PartyFindings:
-    """What left a party, what was tried on it, and what was recovered; `is_sum`: of all parties together, from sums.
+    """What a party sent, which attacks were tried, and what they recovered; `is_sum`: all parties together, from sums.
 
-    `by_law`: what follows from the numbers alone (`privacy.exposure`). The severity is the worse of that and what was
-    found. `largest_share`: of one row in a sum, where the rows are known; near one, that row is read as it is.
+    `by_law`: the exposure that follows from counting equations and unknowns (`privacy.exposure`). The severity is the
+    worse of `by_law` and of what was found. `largest_share`: the largest share of one row in a sum, if the rows are
+    known; near one, the sum shows that row.
     """
 
     party: str
@@ -216,19 +217,19 @@ class PartyFindings:
 
     @property
     def found_level(self) -> Exposure | None:
-        """The worst that was found; None: nothing was."""
+        """The worst exposure found; None if nothing was found."""
         levels = [level for each in self.recovered if (level := each.level) is not None]
         return worst(levels) if levels else None
 
     @property
     def severity(self) -> Exposure:
-        """The worse of what follows from the numbers and what was found."""
+        """The worse of `by_law` and what was found."""
         found = self.found_level
         return self.by_law if found is None else worst((self.by_law, found))
 
     @property
     def left(self) -> str:
-        """What left the party, in words."""
+        """What the party sent, in words."""
         if self.is_sum:
             return "sums over all parties"
         arrays = ", ".join(f"{each.times} {each.name} ({_sides(each.shape)})" for each in self.sent)
@@ -236,11 +237,11 @@ class PartyFindings:
 
     @property
     def verdict(self) -> str:
-        """In a few words."""
+        """The result in a few words."""
         if self.found:
             best = self.found[0]
             return f"{best.array} was found {best.verdict}"
-        tried = "nothing was found by these attacks" if self.tried else "no attack was tried"
+        tried = "these attacks found nothing" if self.tried else "no attack was tried"
         return f"{tried}; by the numbers: {self.by_law}"
 
 
@@ -249,27 +250,27 @@ def _sides(shape: tuple[int, ...]) -> str:
 
 
 def verdict_of(found: Sequence[PartyFindings]) -> str:
-    """All of it in one line."""
+    """Return a one-line summary of all findings."""
     parties = [each for each in found if not each.is_sum]
     best = {each.party: each.found[0] for each in parties if each.found}
     with_rows = [f"{party} {one.verdict}" for party, one in best.items() if one.is_about_rows]
     with_less = [party for party, one in best.items() if not one.is_about_rows]
     untried = [each.party for each in parties if not each.tried]
     said = [f"Rows of {_counted(with_rows, parties)} were found." if with_rows else "No rows of a party were found."]
-    said += [f"Of {_counted(with_less, parties)} something short of rows was."] if with_less else []
+    said += [f"Of {_counted(with_less, parties)} something less than rows was found."] if with_less else []
     said += [f"On {_counted(untried, parties)} no attack was tried."] if untried else []
     is_sum_found = any(each.is_sum and each.found for each in found)
-    said += ["Of all rows together something was found from sums alone."] if is_sum_found else []
+    said += ["From sums alone, something was found about all rows together."] if is_sum_found else []
     return " ".join([*said, f"By the numbers alone: {worst(each.by_law for each in found)}.", NO_GUARANTEE])
 
 
 def severity_of(found: Sequence[PartyFindings]) -> PartyFindings:
-    """The party, or all of them together, that it is worst for."""
+    """Return the findings with the highest severity: of a party, or of all parties together."""
     return max(found, key=lambda each: each.severity.severity)
 
 
 def format_names(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Format the first few names and the number of the rest."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 

@@ -1,4 +1,4 @@
-"""Whether a record was used: tests by the sums of a party, and how near a single row is to what was sent."""
+"""Membership inference from the sums of a party, and the largest share of one row in a sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partsong.data.conversion import as_matrix
 
 @dataclass(frozen=True, slots=True)
 class MembershipTest:
-    """How well a test tells rows that were used from others; `auc` (½: not at all) where the truth is known."""
+    """How well a test separates members from other rows; `auc` (½: not at all) is None without the truth."""
 
     test: str
     auc: float | None
@@ -25,10 +25,10 @@ class MembershipTest:
 
 
 def membership(context: AttackContext, party: str, candidates: np.ndarray) -> list[MembershipTest]:
-    """Test candidates (c × m) against the sums of a party: by their residual to the span, and by signs.
+    """Test whether candidates (c × m) are among a party's rows, from its sums.
 
-    residual   ‖x − x BᵀB‖ / ‖x‖, B the span of all rows of WᵀX that were sent: small for a row that was used
-    signs      how far WᵀX − w(x) xᵀ falls below zero, w(x) the weights that x would have had: not at all for one
+    residual   ‖x − x BᵀB‖ / ‖x‖, B the span of all sent rows of WᵀX: small for a member
+    signs      how far WᵀX − w(x) xᵀ falls below zero, w(x) the weights that x would have: zero for a member
     """
     seen = context.seen(party, "gram", "cross")
     if not seen or not len(candidates):
@@ -49,7 +49,7 @@ def membership(context: AttackContext, party: str, candidates: np.ndarray) -> li
 
 
 def auc_of(scores: np.ndarray, is_member: np.ndarray) -> float | None:
-    """The probability that a member has a larger score than a stranger, ties counted half; None without strangers."""
+    """Return the probability that a member scores higher than a non-member, ties counted half; None without both."""
     members, strangers = scores[is_member], np.sort(scores[~is_member])
     if not len(members) or not len(strangers) or np.isnan(scores).any():
         return None
@@ -73,7 +73,7 @@ def _residuals(context: AttackContext, party: str, rows: np.ndarray) -> np.ndarr
 
 
 def _sign_slack(context: AttackContext, party: str, rows: np.ndarray) -> np.ndarray:
-    """Σ_t ‖min(0, C_t − w_t(x) xᵀ)‖² / ‖w_t(x) xᵀ‖² of each candidate, whose work is done again."""
+    """Σ_t ‖min(0, C_t − w_t(x) xᵀ)‖² / ‖w_t(x) xᵀ‖² of each candidate, whose local steps are replayed."""
     slack = np.zeros(len(rows))
     for upload, W in _replayed_weights(context, party, rows):
         if upload is None:
@@ -86,9 +86,9 @@ def _sign_slack(context: AttackContext, party: str, rows: np.ndarray) -> np.ndar
 
 
 def largest_share(context: AttackContext, party: str) -> float | None:
-    """The largest share of one row in a row of WᵀX that was sent, ‖w_il x_i‖ / ‖Σ_i w_il x_i‖; None without the truth.
+    """Return the largest share of one row in a sent row of WᵀX, ‖w_il x_i‖ / ‖Σ_i w_il x_i‖; None without the truth.
 
-    Near one, that row is read from the upload as it is.
+    Near one, the upload shows that row.
     """
     rows, has_noise = context.truth.get(party), context.program.traits.release is not None
     if rows is None or has_noise or not context.seen(party, "gram", "cross"):
@@ -105,7 +105,7 @@ def largest_share(context: AttackContext, party: str) -> float | None:
 def _replayed_weights(
     context: AttackContext, party: str, rows: np.ndarray
 ) -> Iterator[tuple[Message | None, np.ndarray]]:
-    """Each upload of WᵀX with the W of a party that has these rows; None for the upload once time is up."""
+    """Yield each upload of WᵀX with the W that these rows would have; None as the upload when time is up."""
     shard = Shard(party, as_matrix(np.ascontiguousarray(rows, context.layout.dtype)), 0)
     state = context.program.start_party(shard, context.layout)
     for exchange in context.exchanges:
@@ -116,6 +116,6 @@ def _replayed_weights(
             yield None, np.empty(0)
             return
         state, _ = context.program.local(shard, state, model)
-        W: Any = getattr(getattr(state, "inner", state), "W", None)  # of the leg that it is in
+        W: Any = getattr(getattr(state, "inner", state), "W", None)  # of the current stage
         if upload is not None and "cross" in upload.arrays and W is not None:
             yield upload, to_float64(W)

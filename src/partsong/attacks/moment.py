@@ -1,4 +1,4 @@
-"""XᵀX and the rows of a party, computed back from the sums WᵀW and WᵀX that it sent."""
+"""Recover XᵀX and the rows of a party from the sums WᵀW and WᵀX that it sent."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DOUBTFUL, DOUBTFUL_ROUNDED = 1e-8, 1e-4
 DENSE = 100
 """Up to this many rows Q comes from a dense factorization (n(n + 1)/2 unknowns); beyond, from conjugate gradients."""
 CLEAR = 100.0
-"""How far above the rounding the last singular value has to be where fewer directions than rows are taken for all."""
+"""How far the last singular value must be above rounding to accept fewer directions than rows."""
 HELD_OUT = 0.1
 """Share of the rounds whose grams are predicted rather than fitted."""
 DENSE_STEPS, LONG_STEPS = 30, 20_000
-"""Most steps of conjugate gradients, with the dense factor as preconditioner and without."""
+"""Maximum steps of conjugate gradients, with the dense factor as preconditioner and without."""
 RIDGE = 1e-14
-"""Share of its mean that is added to the diagonal of the normal matrix: the factor exists also below the law."""
+"""Share of its mean added to the diagonal of the normal matrix, so that a factor exists with too few equations."""
 
 Pair = tuple[np.ndarray, np.ndarray]
 """gram WᵀW (k × k) and cross WᵀX (k × m) of one round."""
@@ -47,17 +47,17 @@ XᵀX right to 1e-4 or 1e-3 only (k well below n; n = 40, 80, 100) it is 2e-5 to
 and two to 1.4 %. Wrong rows (smooth images, correlated rows, cells of very different size) had 3e-4 to 3e-3.
 """
 AGREEING, NEARBY, RETURNING = 0.01, 0.1, 0.003
-"""Relative distance up to which rows of two starts agree; length of a random turn; distance of a return from there.
+"""Relative distance up to which rows of two starts agree; length of a random rotation; distance after returning.
 
 Two starts also agree on wrong rows where few cells are near zero: on 94 rows that were 1 to 17 % off in 11 cases
 (gamma-distributed cells without zeros, n = 10 to 30; densities .95 and .98, n = 20). None of these returned to 0.3 %.
 """
 MOST_FRAMES, MOST_COLUMNS = 8, 1500
-"""Rounds whose weights, and columns of X of largest norm whose values must not be negative during the search."""
+"""Number of rounds whose weights, and of largest columns of X whose values, are kept non-negative in the search."""
 
 
 def unit_of(dtype_name: str, step: float | None = None) -> float:
-    """Return the relative rounding of uploads: of their number type, or of the masks where that is coarser.
+    """Return the relative rounding of uploads: of their number type, or of the masks if that is coarser.
 
     `step` is the step of the masks over the root mean square of the numbers under them.
     """
@@ -68,7 +68,7 @@ def unit_of(dtype_name: str, step: float | None = None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Orthonormal basis B (n × m) of all that the n rows can be."""
+    """Orthonormal basis B (n × m) of the span of the rows."""
 
     basis: np.ndarray
 
@@ -79,14 +79,14 @@ class Span:
 
 
 def row_span(crosses: Sequence[np.ndarray], n_rows: int | None, unit: float) -> Span | None:
-    """Find the span of the rows from crosses WᵀX (k × m, k may vary); None where they do not show all of it.
+    """Find the span of the rows from crosses WᵀX (k × m, k may vary); None if they do not determine it.
 
     The rank of the stacked C_t/‖C_t‖ is min(n, m, Σk) in general. All n directions are seen when n ≤ m and σ_n is above
     the rounding u·σ_1·√(longer side). Without `n_rows` n is where the ratio σ_i/σ_i+1 is largest.
 
-    Rows that are zero, or combinations of others, leave fewer directions r < n. These are taken for all where clearly
-    more crosses than r were seen, and σ_r is far above the rounding: rounds of a fit that has settled repeat each
-    other, and their σ fall bit by bit. More than n directions are not of n rows: uploads of other rows are among them.
+    Rows that are zero, or combinations of others, leave fewer directions r < n. These are accepted if clearly more
+    crosses than r were seen and σ_r is far above rounding: rounds of a converged fit repeat each other, and their σ
+    fall gradually. More than n directions cannot come from n rows: some uploads are of other rows.
     """
     scaled = [_numbers(cross) / size for cross in crosses if (size := float(np.linalg.norm(_numbers(cross)))) > 0]
     if not scaled:
@@ -105,7 +105,7 @@ def row_span(crosses: Sequence[np.ndarray], n_rows: int | None, unit: float) -> 
 
 
 def _clear_rank(values: np.ndarray, floor: float) -> int:
-    """Return the i with the largest σ_i/σ_i+1; 0 where no σ is rounding, so that there may be more rows."""
+    """Return the i with the largest σ_i/σ_i+1; 0 if no σ is at rounding level, so there may be more rows."""
     if values[-1] > floor:
         return 0
     kept = np.maximum(values, floor)
@@ -116,8 +116,8 @@ def _clear_rank(values: np.ndarray, floor: float) -> int:
 class Moment:
     """XᵀX = Bᵀ Q⁻¹ B, for an orthonormal basis B (n × m) of the rows and Q (n × n).
 
-    `doubt` is the relative error with which rounds that were left out of the fit are predicted; `threshold` is the
-    largest doubt of a recovery. The misfit of the fit itself is near rounding also where Q is not determined.
+    `doubt` is the relative error in predicting held-out rounds; `threshold` is the largest doubt of a recovery. The
+    misfit of the fit itself is near rounding even if Q is not determined.
     """
 
     basis: np.ndarray
@@ -127,7 +127,7 @@ class Moment:
 
     @property
     def is_recovered(self) -> bool:
-        """Whether the left-out rounds are predicted, by a Q that is a second moment."""
+        """Whether the held-out rounds are predicted, by a positive definite Q."""
         return self.doubt <= self.threshold and float(np.linalg.eigvalsh(self.Q)[0]) > 0
 
     def second_moment(self) -> np.ndarray:
@@ -145,7 +145,7 @@ def second_moment(pairs: Sequence[Pair], span: Span, unit: float, deadline: floa
     These are Σk(k+1)/2 linear equations for n(n+1)/2 unknowns: Q follows once Σk(k+1) ≥ n(n+1). Row a of D_t and G_t is
     divided by √g_aa, which weighs equation (a, b) by 1/√(g_aa g_bb). With D = P R, the QR decomposition of the stack,
     the equations are P_t Q̃ P_tᵀ = G_t, Q = R⁻¹Q̃R⁻ᵀ. Rounds may differ in k and come from several runs on the same rows.
-    Where k is far below n (k = 4, n = 40) the rounds of one run are too much alike for float64, however many there are.
+    If k is far below n (k = 4, n = 40), the rounds of one run are too similar for float64, however many there are.
     """
     scaled = [_even(_numbers(gram), _numbers(cross) @ span.basis.T) for gram, cross in pairs]
     scaled = [(G, D) for G, D in scaled if len(G)]
@@ -180,18 +180,18 @@ def _numbers(array: np.ndarray) -> np.ndarray:
 
 
 def _even(G: np.ndarray, D: np.ndarray) -> Pair:
-    """Scale G to ones on its diagonal, and D with it; leave out components without weight."""
+    """Scale G to ones on its diagonal, and D with it; drop components without weight."""
     is_used = np.diag(G) > 0
     scale = 1 / np.sqrt(np.diag(G)[is_used])
     return G[np.ix_(is_used, is_used)] * scale * scale[:, None], D[is_used] * scale[:, None]
 
 
 def _kept(ranks: Sequence[int], n: int) -> list[int]:
-    """Choose how many components of each round are fitted; the others are left out of the fit, and predicted.
+    """Choose how many components of each round are fitted; the others are held out and predicted.
 
-    A tenth of the rounds is left out, at least one, evenly spread: the last rounds of a solver that converges resemble
-    their neighbours, and predicting them proves little. Where Σk(k+1) ≥ n(n+1) holds only with these rounds, single
-    components are left out instead, as many as the law allows.
+    A tenth of the rounds is held out, at least one, evenly spaced: the last rounds of a converging solver resemble
+    their neighbours, and predicting them proves little. If Σk(k+1) ≥ n(n+1) needs these rounds, single components are
+    held out instead, as many as the bound allows.
     """
     count = max(1, int(HELD_OUT * len(ranks)))
     spread = [int(t) for t in np.linspace(0, len(ranks), count + 1).round()[1:] - max(1, len(ranks) // (2 * count))]
@@ -237,7 +237,7 @@ def _solve(system: Sequence[Pair], kernel: np.ndarray | None, deadline: float | 
     """Solve P_t Q̃ P_tᵀ = G_t in least squares by conjugate gradients, preconditioned by the normal matrix if given.
 
     The residual is that of the equations: the normal matrix has the square of their condition number, which as a
-    preconditioner costs steps and no digits.
+    preconditioner costs steps but no digits.
     """
     n = system[0][1].shape[1]
     precondition = _inverse_of(kernel, n) if kernel is not None else None
@@ -275,7 +275,7 @@ def _inverse_of(kernel: np.ndarray, n: int) -> Callable[[np.ndarray], np.ndarray
     ridge = RIDGE * float(np.trace(kernel)) / len(kernel)
     try:
         factor = _factor(kernel, ridge)
-    except LinAlgError:  # fewer equations than unknowns: rounding may leave eigenvalues below −ridge
+    except LinAlgError:  # too few equations: rounding may leave eigenvalues below −ridge
         factor = _factor(kernel, 1e4 * ridge)
 
     def inverse(S: np.ndarray) -> np.ndarray:
@@ -295,10 +295,10 @@ def _factor(kernel: np.ndarray, ridge: float) -> tuple[np.ndarray, bool]:
 
 @dataclass(frozen=True, slots=True)
 class RotatedRows:
-    """Rows (n × m), in any order, that have the second moment and are as little negative as a search could make them.
+    """Rows (n × m), in any order, with the given second moment and the least negative entries that a search found.
 
     `negative_share` is ‖min(OF, 0)‖ / ‖F‖ over rows and weights. `agreeing` marks rows on which two starts agree to 1 %
-    and to which a search from nearby returns: rows with few zeros can be turned a little without negative numbers.
+    and to which a search from nearby returns: rows with few zeros can be rotated slightly and stay non-negative.
     """
 
     rows: np.ndarray
@@ -320,10 +320,10 @@ class RotatedRows:
 def rows_by_rotation(
     moment: Moment, pairs: Sequence[Pair], *, seed: int = 0, starts: int = 3, deadline: float | None = None
 ) -> RotatedRows | None:
-    """Look for the orthogonal O with X = O Q^-½ B ≥ 0 and W_t = O Q^½ B C_tᵀ ≥ 0; None without a moment or time.
+    """Search the orthogonal O with X = O Q^-½ B ≥ 0 and W_t = O Q^½ B C_tᵀ ≥ 0; None without a moment or time.
 
-    Each start turns columns that are mutually least correlated to the axes and continues by Procrustes steps and RAAR
-    (Luke, 2005). Where the deadline (`time.monotonic()`) interrupts the checks, the best rows so far agree with none.
+    Each start rotates mutually least correlated columns onto the axes and continues with Procrustes steps and RAAR
+    (Luke, 2005). If the deadline (`time.monotonic()`) interrupts the checks, no rows are marked as agreeing.
     """
     values, V = np.linalg.eigh(moment.Q)
     if values[0] <= 0:
@@ -356,14 +356,14 @@ def rows_by_rotation(
 
 
 def _frames(half: np.ndarray, pairs: Sequence[Pair]) -> np.ndarray:
-    """Weights of up to 8 rounds, each of norm one, up to the turn: Q^½ D_tᵀ/√tr G_t side by side (n × Σk)."""
+    """Weights of up to 8 rounds, each of norm one, up to the rotation: Q^½ D_tᵀ/√tr G_t side by side (n × Σk)."""
     used = [pair for pair in pairs if np.trace(pair[0]) > 0]
     some = np.unique(np.linspace(0, len(used) - 1, MOST_FRAMES).round().astype(int))
     return np.hstack([half @ _numbers(used[t][1]).T / np.sqrt(np.trace(_numbers(used[t][0]))) for t in some])
 
 
 def _separated(Z: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    """Turn n columns, a random one and then those least correlated with all before, as near to the axes as they go."""
+    """Rotate n columns, a random one and then those least correlated with all before, near the axes."""
     sizes = np.linalg.norm(Z, axis=0)
     unit = Z[:, sizes > ENOUGH * sizes.max()] / sizes[sizes > ENOUGH * sizes.max()]
     chosen = [int(draw.integers(unit.shape[1]))]
@@ -377,7 +377,7 @@ def _separated(Z: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 def _search(O: np.ndarray, F: np.ndarray, most: float, deadline: float | None) -> np.ndarray:
     """Run Procrustes, then RAAR: Y ← β(Y + P_A(2 P_B Y − Y) − P_B Y) + (1 − β) P_B Y; return the best O seen.
 
-    P_B cuts off at zero and P_A Y = polar(Y Fᵀ) F. Procrustes alone stops in local minima where rows are dense.
+    P_B clips at zero and P_A Y = polar(Y Fᵀ) F. Procrustes alone stops in local minima where rows are dense.
     """
     O = _procrustes(O, F, STEPS_BEFORE, deadline)
     Y = O @ F

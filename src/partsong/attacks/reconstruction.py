@@ -1,4 +1,4 @@
-"""Attacks on factors H_p that a party sends again and again, on columns that it has played, and on its sketches."""
+"""Attacks on repeatedly sent factors H_p, on columns before and after a game, and on sketches."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from partsong.sketch.recovery import recover_from_sketches
 from partsong.solvers.game import even_scale, mean_size
 
 ROUNDING = 1e-10
-"""Singular values below this share of the largest are rounding."""
+"""Singular values below this share of the largest count as rounding."""
 
 HELD_OUT = 0.03
-"""The share of equations that are left aside, to see whether what was found from the others meets them."""
+"""Share of equations held out to check the solution of the others."""
 MOST_COLUMNS = 64
-"""So many columns are solved for where each is a linear program."""
+"""Number of columns solved for, if each is a linear program."""
 
 
 def last_addend(total: Message, others: Sequence[Message]) -> Message:
-    """What the last party added to a sum, for those who know the sum and added all the rest of it themselves."""
+    """Return the remaining party's addend, given the sum and all other addends."""
     arrays = {name: to_float64(array) for name, array in total.arrays.items()}
     for other in others:
         arrays = {name: array - to_float64(other[name]) for name, array in arrays.items()}
@@ -45,12 +45,12 @@ def last_addend(total: Message, others: Sequence[Message]) -> Message:
 
 
 def common_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray, float] | None:
-    """An orthonormal basis (n × m) of what the row spaces of all H_p share, and how unclear it is; None if nothing is.
+    """Return an orthonormal basis (n × m) of what the row spaces of all H_p share, and its doubt; None if empty.
 
-    A party with n < k rows fits them (nearly) exactly, X_p = W_p H_p, in every round with another H_p: its rows lie in
-    each span, and two spans of k dimensions in general share no more than they must. The basis are the n leading
-    eigenvectors of the mean projection, with eigenvalues λ; the second number is √((1 − λ_n) / (1 − λ_n+1)), 0 where
-    the spans share n dimensions and no more, and 1 where nothing tells which n they are.
+    A party with n < k rows fits them (nearly) exactly, X_p = W_p H_p, with another H_p in every round. Its rows lie in
+    each span, and two generic spans of k dimensions share nothing else. The basis holds the n leading eigenvectors of
+    the mean projection, with eigenvalues λ. The doubt is √((1 − λ_n) / (1 − λ_n+1)): 0 if the spans share exactly n
+    dimensions, 1 if these cannot be identified.
     """
     rank, m = factors[0].shape
     if len(factors) < 2 or n_rows >= rank or 2 * rank - n_rows > m:
@@ -64,26 +64,26 @@ def common_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray,
 
 
 def clearest_span(factors: Sequence[np.ndarray], n_rows: int) -> tuple[np.ndarray, float] | None:
-    """`common_span` of the first 2, 3, 5 or all rounds, whichever is clearest: fits are not equally good in all."""
+    """Return the `common_span` of the first 2, 3, 5 or all rounds with the least doubt: fits differ in quality."""
     counts = sorted({count for count in (2, 3, 5, len(factors)) if count <= len(factors)})
     found = [span for span in (common_span(factors[:count], n_rows) for count in counts) if span is not None]
     return min(found, key=lambda span: span[1], default=None)
 
 
 def signed(row: np.ndarray) -> np.ndarray:
-    """A row that is known up to its scale, of norm one and not negative."""
+    """Return a row known up to its scale as a non-negative row of norm one."""
     turned = row if row.sum() >= 0 else -row
     size = float(np.linalg.norm(np.maximum(turned, 0)))
     return np.maximum(turned, 0) / (size or 1.0)
 
 
 def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tuple[np.ndarray, float]:
-    """The row of a party with one row from the first sweep of a game (models and uploads), and how far ‖x‖ is off.
+    """Return the row of a single-row party from the first sweep of a game (models and uploads), and the error in ‖x‖.
 
-    Its weights begin with w = c·1, and the totals of its first exchange tell c: ‖x‖² − ‖x − w H‖² = c² ‖1ᵀH‖². From
-    then on column player j moves by η e w, along a w that is known, which gives e, x_j = e + w·h_j, and the next w. The
-    second number compares ‖x‖ with the one that the party told: for several rows, and for orders that are not
-    column by column, it is not near 0.
+    Its weights start at w = c·1, and the totals of its first exchange determine c: ‖x‖² − ‖x − w H‖² = c² ‖1ᵀH‖². From
+    then on column player j moves by η e w along a known w, which gives e, x_j = e + w·h_j, and the next w. The second
+    number compares ‖x‖ with the norm that the party sent: it is not near 0 for several rows, or for orders that are not
+    column by column.
     """
     m = int(to_float64(exchanges[0][0]["H"]).shape[1])
     x, w, sent_norm = np.full(m, np.nan), np.empty(0), 0.0
@@ -112,9 +112,9 @@ def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tu
 def _met(
     w: np.ndarray, before: np.ndarray, after: np.ndarray, step: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """w after it has met these columns, and x in them: pull = η e is read off entries that were not cut off.
+    """Return w after it has played these columns, and x in them: pull = η e follows from entries that were not clipped.
 
-    A column that was cut off to nothing is taken to have met x = 0.
+    A column that was clipped to zero is assumed to have x = 0.
     """
     eta, relaxation = step
     x = np.full(before.shape[1], np.nan)
@@ -135,15 +135,15 @@ def _met(
 
 
 def row_basis(factor: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of the row space, without what is rounding."""
+    """Return an orthonormal basis of the row space, without directions at rounding level."""
     _, values, rows = np.linalg.svd(factor, full_matrices=False)
     return np.asarray(rows[values > ROUNDING * max(values[0], 1e-300)])
 
 
 def attack_factors(context: AttackContext, party: str) -> list[Finding]:
-    """What the row spaces of a small party's H_p share."""
+    """Attack repeated H_p of a small party: the intersection of their row spaces."""
     seen = [(model, upload) for model, upload in context.seen(party, "H") if "place" not in upload.arrays]
-    if hasattr(context.program, "inner"):  # H_p moves little between the exchanges of one round
+    if hasattr(context.program, "inner"):  # H_p changes little between the exchanges of one round
         seen = [(model, upload) for model, upload in seen if int(model["turn"][1]) == context.program.inner]
     factors = [to_float64(upload["H"]) for _, upload in seen]
     n = round(seen[0][1].weight) if seen else 0
@@ -159,20 +159,20 @@ def attack_factors(context: AttackContext, party: str) -> list[Finding]:
         return []
     if n == 1:
         row = signed(span[0][0])[None]
-        what = "its only row up to a factor, as what all the H_p that it sent have in common"
+        what = "its only row up to a factor, from the intersection of the row spaces of all H_p that it sent"
         what += "" if is_row_count_sent else SUPPOSED
         return with_error(
             context, Finding("history of H_p", party, "X_p up to a factor", row, what, span[1]), cosine_error
         )
-    what = f"the span of its {n} rows, as what all the H_p that it sent have in common"
+    what = f"the span of its {n} rows, from the intersection of the row spaces of all H_p that it sent"
     return with_error(context, Finding("history of H_p", party, "span of X_p", span[0], what, span[1]), span_error)
 
 
 def _from_one_factor(context: AttackContext, party: str, H: np.ndarray, n: int) -> list[Finding]:
-    """X_p = W_p H_p (nearly) where there are no more rows than components; k − 1 numbers of each row stay open."""
+    """X_p = W_p H_p (nearly) if there are no more rows than components; k − 1 numbers per row stay unknown."""
     if n > len(H) or len(H) >= H.shape[1]:
         return []
-    what = f"a span of {len(H)} dimensions in which its {n} rows lie, as far as H_p fits them, {MEMBERSHIP}"
+    what = f"a span of {len(H)} dimensions that contains its {n} rows, as far as H_p fits them, {MEMBERSHIP}"
     return with_error(context, Finding("one H_p", party, "row space of H_p", row_basis(H), what), span_error)
 
 
@@ -181,27 +181,27 @@ def _is_clear(span: tuple[np.ndarray, float] | None) -> bool:
 
 
 def attack_game(context: AttackContext, party: str) -> list[Finding]:
-    """The row of a party with one row, from what it does to columns."""
+    """Attack a game: recover the row of a single-row party from the change of its columns."""
     seen = context.seen(party, "H", "place", "totals")
     if not (seen and isinstance(context.program, FederatedGame) and context.program.repeats == 1):
         return []
     x, doubt = row_from_play(seen, context.program.game)
     if not doubt < SAME:
         return []
-    what = "its only row, number by number, from how the columns that it played have moved in the first sweep"
+    what = "its only row, number by number, from the change of the columns that it played in the first sweep"
     return with_error(context, Finding("columns before and after", party, "X_p", x[None], what, doubt), matched_error)
 
 
 def linear_rows(sketches: Sequence[np.ndarray], operators: Sequence[Operator], n_rows: int) -> np.ndarray:
-    """X_p (n × m) from X_pᵀS_t (m × d) alone: exact once T·d ≥ n (Qian et al., 2020, Thm. 3)."""
+    """Return X_p (n × m) from X_pᵀS_t (m × d) alone: exact once T·d ≥ n (Qian et al., 2020, Thm. 3)."""
     return recover_from_sketches(sketches, operators).T[:n_rows]
 
 
 def sparse_rows(S: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """X (n × m) with Sᵀ X = seen (T·d × m), X ≥ 0, of least sum: column by column, a linear program.
+    """Return X (n × m) ≥ 0 with Sᵀ X = seen (T·d × m) and least sum: one linear program per column.
 
-    For Gaussian S, columns with few entries are the only such X well before T·d reaches n (Donoho and Tanner, 2005).
-    A column for which the program finds nothing comes out as least squares have it, cut off at zero.
+    For Gaussian S, columns with few entries are the unique solution well before T·d reaches n (Donoho and Tanner,
+    2005). If the program fails for a column, that column is the least squares solution, clipped at zero.
     """
     found = np.maximum(0.0, np.linalg.lstsq(S.T, seen, rcond=None)[0])
     weights = np.ones(len(S))
@@ -219,14 +219,14 @@ def sparse_rows(S: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def equations(
     sketches: Sequence[np.ndarray], operators: Sequence[Operator], n_rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """S (n × T·d), side by side, and what was seen, SᵀX (T·d × m)."""
+    """Return S (n × T·d), concatenated, and SᵀX (T·d × m)."""
     return np.hstack([operator.rows(0, n_rows) for operator in operators]), np.hstack(list(sketches)).T
 
 
 def held_out_error(S: np.ndarray, seen: np.ndarray) -> float:
-    """How well `sparse_rows` from all but a few equations meets these: 0 is a full recovery.
+    """Return the relative error of `sparse_rows` on held-out equations: 0 is a full recovery.
 
-    It needs no truth. Where other X fit as well, what was found is one of them, and misses equations it has not seen.
+    It needs no truth. If other X fit as well, the solution is one of them and misses held-out equations.
     """
     kept = len(seen) - max(1, int(HELD_OUT * len(seen)))
     size = float(np.linalg.norm(seen[kept:]))
@@ -236,7 +236,7 @@ def held_out_error(S: np.ndarray, seen: np.ndarray) -> float:
 
 
 def raw_coordinates(sketch: np.ndarray, operator: Operator) -> tuple[np.ndarray, np.ndarray] | None:
-    """Which columns of A a subsampling sketch A S (r × d) is made of, and these columns; None for other sketches."""
+    """Return the columns of A in a subsampling sketch A S (r × d), indices first; None for other sketches."""
     pattern = operator.pattern
     if not isinstance(pattern, ChosenCoordinates):
         return None
@@ -244,7 +244,7 @@ def raw_coordinates(sketch: np.ndarray, operator: Operator) -> tuple[np.ndarray,
 
 
 def attack_sketches(context: AttackContext, party: str) -> list[Finding]:
-    """Theorem 3, and the same with X ≥ 0 and sparse."""
+    """Attack sketches of X: by linear algebra (Theorem 3), or for sparse X ≥ 0 by linear programs."""
     seen, counted = context.seen(party, "data", "weights"), context.seen(party, "rows")
     if not seen or not counted:
         return []
@@ -255,13 +255,13 @@ def attack_sketches(context: AttackContext, party: str) -> list[Finding]:
     share = sum(operator.dimension for operator in operators) / n
     if share >= 1:
         X = linear_rows(sketches, operators, n)
-        what = f"its {n} rows by linear algebra: T·d/n = {share:.2f} of the equations needed are there"
+        what = f"its {n} rows by linear algebra, from T·d/n = {share:.2f} of the equations needed"
         S, data = equations(sketches, operators, n)
         doubt = float(np.linalg.norm(S.T @ X - data) / max(float(np.linalg.norm(data)), 1e-300))
         return with_error(context, Finding("sketches, linear", party, "X_p", X, what, doubt), matched_error)
     S, data = equations(sketches, operators, n)
     data = data[:, :MOST_COLUMNS]
-    what = f"its {n} rows, if they are sparse, at T·d/n = {share:.2f} of the equations that linear algebra needs"
+    what = f"its {n} rows, if they are sparse, from T·d/n = {share:.2f} of the equations that linear algebra needs"
     columns = f"X_p[:, :{data.shape[1]}]"
 
     def measure(found: np.ndarray, rows: np.ndarray) -> float:
@@ -272,7 +272,7 @@ def attack_sketches(context: AttackContext, party: str) -> list[Finding]:
 
 
 def attack_raw_sketches(context: AttackContext, party: str) -> list[Finding]:
-    """Columns of H_p, or rows of W, that a subsampling sends as they are."""
+    """Attack subsampling sketches: they contain columns of H_p, or rows of W, unchanged."""
     program, layout, findings = context.program, context.layout, list[Finding]()
     shared: Any = getattr(program, "columns_sketch", None)
     columns: dict[int, np.ndarray] = {}
@@ -281,7 +281,7 @@ def attack_raw_sketches(context: AttackContext, party: str) -> list[Finding]:
         S = shared.draw(layout.n_features, program.rank, layout.seed, "S2", outer * program.inner + turn)
         columns |= _raw(to_float64(upload["sketch"]), S)
     if columns:
-        what = f"{len(columns)} of the {layout.n_features} columns of its H_p as they are: a subsampling hides nothing"
+        what = f"{len(columns)} of the {layout.n_features} columns of its H_p, unchanged, from subsampling sketches"
         found = np.array([columns[j] for j in sorted(columns)]).T
         findings.append(Finding("raw coordinates", party, "columns of H_p", found, what, 0.0))
     rows: dict[int, np.ndarray] = {}
@@ -289,7 +289,7 @@ def attack_raw_sketches(context: AttackContext, party: str) -> list[Finding]:
         S = program.sketch.draw(program.n_rows, program.rank, layout.seed, "H", int(model["turn"][0]) // 2)
         rows |= {i: w for i, w in _raw(to_float64(upload["sketched_W"]), S).items() if w.any()}
     if rows:
-        what = f"{len(rows)} rows of its W, of {program.n_rows} of all nodes, as they were when they were drawn"
+        what = f"{len(rows)} rows of its W, of {program.n_rows} of all nodes, as they were when sampled"
         found = np.array([rows[i] for i in sorted(rows)])
         findings.append(Finding("raw coordinates", party, "rows of W_p", found, what, 0.0))
     return findings

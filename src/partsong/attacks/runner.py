@@ -1,7 +1,7 @@
-"""What left each party of a recorded run, what an attacker tried on it, and what came of it: no values, only measures.
+"""Run all applicable attacks on a recorded run, and report measures without the recovered values.
 
-Everything is computed from messages, the program and the shared seed: what an honest-but-curious server has. That an
-attack finds nothing shows that this attack finds nothing.
+Attacks use only messages, the program and the shared seed: what an honest-but-curious server has. An attack that finds
+nothing is no proof of privacy; another attack may succeed.
 
 run = RecordedRun([done.traffic for done in rounds], program, Layout.of(shards, schedule.seed))
 for each in findings(run, attacker=Attacker.SERVER, truth={"clinic": X}):
@@ -50,32 +50,32 @@ ATTACKS: tuple[Callable[[AttackContext, str], list[Finding]], ...] = (
     attack_game,
     attack_raw_sketches,
 )
-MASKED = "Single uploads were masked: only sums were visible, and only they were attacked."
+MASKED = "Single uploads were masked: only sums were visible and attacked."
 FROM_SUMS = "rows, their span, XᵀX, lone columns and sparse rows from sums over all parties"
-OUT_OF_TIME = "The time limit was hit ({seconds:g} s in all): the search was cut off, and a longer one may find more."
+OUT_OF_TIME = "The time limit ({seconds:g} s in total) ended the search; a longer one may find more."
 RARE_COLUMNS_UNKNOWN = (
-    "The rarest column is not known without the rows: by the numbers, this is as if every cell had a value, and the "
-    "true word may be worse. Give the rows by --data."
+    "The rarest column is unknown without the rows. The level by the numbers assumes that no cell is zero; the true "
+    "level may be worse. Pass the rows with --data."
 )
 ROW_COUNT_UNKNOWN = (
-    "Under masks the number of a party's own rows is not known without them: by the numbers, this is as if it had the "
-    "rows of all parties, and the true word is worse. Give the rows by --data."
+    "Under masks a party's number of rows is unknown. The level by the numbers assumes that it has the rows of all "
+    "parties; the true level is worse. Pass the rows with --data."
 )
 SECONDS = 120.0
-"""How long all searches together may take, unless told otherwise."""
+"""Default time limit of all searches together."""
 NO_ATTACK_ON_SUMS = "No attack is implemented on these sums. That is not a guarantee."
 NO_ATTACK = "No attack is implemented on what it sent. That is not a guarantee."
 NOTHING_SENT = "{party!r} has sent nothing."
-NOT_SUMMED = "What it sent is not one addend of a sum, so that subtracting is no way in. That is not a guarantee."
+NOT_SUMMED = "Its upload is not an addend of a sum, so subtracting the others reveals nothing. That is not a guarantee."
 NOISE = (
-    "Uploads carry {kind} noise for the privacy of a {unit}. If these attacks find nothing, that is no proof of it; "
-    "how the noise was calibrated is."
+    "Uploads carry {kind} noise for the privacy of each {unit}. The proof of privacy is the calibration of the "
+    "noise, not that these attacks find nothing."
 )
 UNKNOWN_ADDENDS = (
-    "Colluders know what they have sent, but a masked record does not say it, and rows of all of them were not given. "
-    "Nothing was tried."
+    "Colluders know their own uploads, but a masked recording does not contain them, and the rows of all colluders "
+    "were not passed. No attack was tried."
 )
-FRESH_NOISE = "Colluders know the noise that they have added, but a masked record does not. Nothing was tried."
+FRESH_NOISE = "Colluders know the noise they added, but a masked recording does not contain it. No attack was tried."
 
 
 def attack(
@@ -86,10 +86,10 @@ def attack(
     truth: Mapping[str, Any] | None = None,
     asynchronous: bool = False,
 ) -> list[Finding]:
-    """Every attack that the arrays of these uploads allow, on every party, as far as it gets.
+    """Run every attack that these uploads allow, on every party.
 
-    `traffic` is that of all rounds from the first one on (`Round.traffic`, or `read_traffic` of a run folder); `truth`
-    are rows by party, with which findings have an error, and `asynchronous` says which engine ran.
+    `traffic`: all rounds from the first one (`Round.traffic`, or `read_traffic` of a run folder). `truth`: rows by
+    party, to measure errors. `asynchronous`: whether an asynchronous engine ran.
     """
     exchanges = transcript(traffic, program, layout, asynchronous=asynchronous)
     if not exchanges:
@@ -103,27 +103,27 @@ def attack(
 
 def _nothing_readable(layout: Layout) -> Finding:
     what = (
-        "sums, and no single upload: these are not the program's own arrays, because they are masked and look random. "
-        "All parties but one can subtract their own addends from a sum"
+        "sums, but no single upload: uploads are masked and look random. All parties but one can subtract their own "
+        "addends from a sum"
     )
     return Finding("masked uploads", ", ".join(layout.parties), "nothing", None, what)
 
 
 def applicable_attacks(context: AttackContext, party: str) -> tuple[str, ...]:
-    """The attacks that have something to work on, in words; none says that there is none for such uploads."""
+    """Return the applicable attacks, in words; empty if none works on such uploads."""
     has_factors = [upload for _, upload in context.seen(party, "H") if "place" not in upload.arrays]
     is_game = isinstance(context.program, FederatedGame) and context.program.repeats == 1
     attempts = {
         "rows, their span, XᵀX, lone columns and sparse rows from WᵀW and WᵀX": bool(
             context.seen(party, "gram", "cross")
         ),
-        "rows that changed between runs with one first model": bool(context.others),
-        "rows from sketches, by linear algebra or as sparse ones": bool(context.seen(party, "data", "weights")),
-        "what all H_p of a party with few rows have in common": len(has_factors) > 1,
+        "rows that changed between runs with the same first model": bool(context.others),
+        "rows from sketches, by linear algebra or sparse recovery": bool(context.seen(party, "data", "weights")),
+        "the common row space of all H_p of a party with few rows": len(has_factors) > 1,
         "the row space of the one H_p of a party with few rows": len(has_factors) == 1,
-        "a single row from how the columns that it played have moved": is_game
+        "a single row from the change of the columns that it played": is_game
         and bool(context.seen(party, "H", "place", "totals")),
-        "columns of H_p, or rows of W_p, that a sketch leaves as they are": bool(
+        "columns of H_p, or rows of W_p, that a sketch leaves unchanged": bool(
             context.seen(party, "sketch") or context.seen(party, "sketched_W")
         ),
     }
@@ -131,7 +131,7 @@ def applicable_attacks(context: AttackContext, party: str) -> tuple[str, ...]:
 
 
 class Attacker(enum.StrEnum):
-    """Whoever reads the server's inbox; or all parties but one, who know the sum and what they have sent themselves."""
+    """Attackers: a reader of the server's inbox, or all parties but one, who know the sum and their own uploads."""
 
     SERVER = "server"
     COLLUDERS = "colluders"
@@ -139,10 +139,10 @@ class Attacker(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """All that a run has left behind: its traffic from the first round on, and what everybody knows of it.
+    """A recorded run: its traffic from the first round on, and public knowledge.
 
-    `shards` are the rows and secrets of colluders, who do their own work again where masks hide what they have sent;
-    `truth` are rows by party, to compare with; those of a party that had another number of rows then are left out.
+    `shards`: rows and secrets of colluders, who recompute their uploads if masks hide them. `truth`: rows by party, to
+    measure errors; ignored for a party that had another number of rows in this run.
     """
 
     traffic: Sequence[Traffic]
@@ -154,7 +154,7 @@ class RecordedRun:
     truth: Mapping[str, Any] = field(default_factory=dict)
 
     def context(self) -> AttackContext:
-        """The run as an attacker has it."""
+        """Return the run as an attacker sees it."""
         sizes = self._sizes()
         known = {name: to_float64(rows) for name, rows in self.truth.items()}
         known = {name: rows for name, rows in known.items() if sizes.get(name, len(rows)) == len(rows)}
@@ -163,27 +163,27 @@ class RecordedRun:
         return AttackContext(self.exchanges(), self.program, self.layout, known, mask_error=step)
 
     def exchanges(self) -> list[Exchange]:
-        """Uploads where they are open, and sums where they are hidden."""
+        """Return single uploads or, if they are hidden, sums."""
         if self.reduction.hides_uploads:
             return reconstruct_sums(self.traffic, self.program, self.layout, self.reduction)
         expected, trouble = self.program.upload_spec(self.layout), ""
         try:
             for party, phase, message in (each for sent in self.traffic for each in sent):
                 if phase:
-                    raise UploadError(f"{party!r} sent one of phase {phase}, and uploads in the open have one phase.")
+                    raise UploadError(f"{party!r} sent a message of phase {phase}, but plain uploads have one phase.")
                 check_upload(party, message, expected)
             found = transcript(self.traffic, self.program, self.layout, asynchronous=self.asynchronous)
         except UploadError as error:
             found, trouble = [], f"{error} "
         if not found:
             raise ParameterError(
-                f"These uploads are not those of {type(self.program).__name__}: they have other arrays. {trouble}Give "
-                "the program of the run, and the reduction if it hides uploads."
+                f"These uploads do not match {type(self.program).__name__}: their arrays differ. {trouble}Pass the "
+                "program of the run, and its reduction if that hides uploads."
             )
         return found
 
     def _sizes(self) -> dict[str, int]:
-        """How many rows parties had in this run, as far as they have sent that in the open."""
+        """Numbers of rows by party in this run, if they were sent unmasked."""
         return {
             party: round(float(message["rows"]))
             for sent in self.traffic
@@ -202,11 +202,11 @@ def findings(
     candidates: Any = None,
     seconds: float = SECONDS,
 ) -> list[PartyFindings]:
-    """What was found of each of these parties (by default all), and last of all their rows together, if anything was.
+    """Attack each of these parties (default: all), and then all rows together; return their findings.
 
-    `truth` are rows by party: findings then have an error, and tell how many rows were recovered. `others` are further
-    recorded runs of the same parties, whose uploads add to these. `candidates` (c × m) are rows that are tested for
-    membership. `seconds` is how long all searches together may take.
+    `truth`: rows by party, to measure errors and count recovered rows. `others`: further recorded runs of the same
+    parties, whose uploads are combined with these. `candidates` (c × m): rows to test for membership. `seconds`: time
+    limit of all searches together.
     """
     with runtime.limit_kernel_threads(1):  # BLAS on several threads is far slower for matrices as small as these
         run = replace(run, truth=run.truth if truth is None else truth)
@@ -238,21 +238,19 @@ def _findings(
 
 
 def _require_same_data(run: RecordedRun, other: RecordedRun) -> None:
-    """Refuse a further run that is of other columns, or of nobody who took part in the first one."""
+    """Require that a further run has the same columns and at least one common party."""
     if run.layout.n_features != other.layout.n_features:
         raise ParameterError(
-            f"The runs are of other data: one has {run.layout.n_features} columns, another {other.layout.n_features}. "
-            "Give runs of the same parties and columns."
+            f"The runs differ in their columns: one has {run.layout.n_features}, another {other.layout.n_features}. "
+            "Pass runs of the same parties and columns."
         )
     if not set(run.layout.parties) & set(other.layout.parties):
-        raise ParameterError("The runs have no party in common. Give runs of the same parties and columns.")
+        raise ParameterError("The runs have no party in common. Pass runs of the same parties and columns.")
 
 
 @dataclass(slots=True)
 class Search:
-    """Time for the searches that are left, and candidates whose membership is tested; each target is closed with what
-    follows from the numbers.
-    """
+    """Splits the time limit over targets, and adds exposure levels, membership tests and notes to their findings."""
 
     seconds: float
     targets: int
@@ -261,13 +259,13 @@ class Search:
     clock: Clock = field(default_factory=Clock)
 
     def begin_target(self, context: AttackContext) -> AttackContext:
-        """The scene with an even part of the time that is left."""
+        """Return the context with an even share of the remaining time."""
         left = max(0.0, self.began + self.seconds - time.monotonic()) / max(1, self.targets)
         self.targets, self.clock = self.targets - 1, Clock(time.monotonic() + left)
         return replace(context, clock=self.clock)
 
     def end_target(self, found: PartyFindings, context: AttackContext, party: str | None) -> PartyFindings:
-        """With its word by the law, tests of membership, and notes; None: all parties together."""
+        """Add exposure by the numbers, membership tests and notes; `party=None` means all parties together."""
         context = replace(context, clock=self.clock)
         level, note = by_law(context, party)
         notes = [*found.notes, note] if note else [*found.notes]
@@ -283,9 +281,9 @@ class Search:
 
 
 def by_law(context: AttackContext, party: str | None) -> tuple[Exposure, str]:
-    """What follows for a party from the numbers of all runs, or for all of them together (None); and what is not known.
+    """Return the exposure of a party (None: all together) by counting equations of all runs, and a note on assumptions.
 
-    Counted are the party's own rows, under masks too, where they are known.
+    The unknowns are the party's own rows, also under masks, if these are known.
     """
     names = context.layout.parties if party is None else (party,)
     sent = 0
@@ -307,7 +305,7 @@ def by_law(context: AttackContext, party: str | None) -> tuple[Exposure, str]:
 
 
 def _rows_of(context: AttackContext, party: str | None) -> int | None:
-    """How many rows a party has, or all of them, by what was sent; under masks that of all stands for one."""
+    """Number of rows of a party (None: of all), from the uploads; under masks, that of all parties."""
     seen = [] if party is None else context.seen(party, "rows", "cross")
     if not seen:
         together = as_one_party(context)
@@ -316,7 +314,7 @@ def _rows_of(context: AttackContext, party: str | None) -> int | None:
 
 
 def _of_sums(run: RecordedRun, context: AttackContext) -> PartyFindings:
-    """Of all rows together, for whoever knows the sums."""
+    """Attack all rows together, from complete sums."""
     everyone, is_tried = format_names(run.layout.parties), bool(complete_sums(context))
     rows = [context.truth[name] for name in run.layout.parties if name in context.truth]
     all_rows = np.vstack(rows) if len(rows) == len(run.layout.parties) else None
@@ -331,7 +329,7 @@ def _by_server(run: RecordedRun, context: AttackContext, party: str) -> PartyFin
 
 
 def _by_colluders(run: RecordedRun, context: AttackContext, party: str) -> PartyFindings:
-    """Uploads as all others work them out, and then the attacks that a server would try on them."""
+    """Compute a party's uploads as all others can, then run the attacks of a server on them."""
     left, others = _sent_by(run, party, Attacker.COLLUDERS), [name for name in run.layout.parties if name != party]
     if not run.reduction.hides_uploads:
         known: Uploads = plaintext_uploads(context.exchanges)
@@ -346,7 +344,7 @@ def _by_colluders(run: RecordedRun, context: AttackContext, party: str) -> Party
 
 
 def _sent_by(run: RecordedRun, party: str, attacker: Attacker) -> PartyFindings:
-    """What left a party, before anything is tried on it."""
+    """Summarize what a party sent, before any attack."""
     messages = [message for sent in run.traffic for sender, _, message in sent if sender == party]
     release: Any = run.program.traits.release
     notes = () if release is None else (NOISE.format(kind=release.kind, unit=release.unit),)
@@ -365,13 +363,13 @@ def _attacked(left: PartyFindings, context: AttackContext) -> PartyFindings:
 
 
 def _with_note(found: PartyFindings, note: str) -> PartyFindings:
-    """With a reason why nothing was tried; of a party that has sent nothing there is only one."""
+    """Add a reason why no attack was tried; a party without messages gets only that reason."""
     said = note if found.messages else NOTHING_SENT.format(party=found.party)
     return replace(found, notes=(said, *found.notes))
 
 
 def _arrays_of(messages: Sequence[Any]) -> tuple[SentArray, ...]:
-    """Every kind of array that was sent, with how often and how many bytes in all."""
+    """Every kind of array that was sent, with counts and total bytes."""
     counts: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for message in messages:
         for name, shape, dtype in message.signature:

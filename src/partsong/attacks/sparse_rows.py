@@ -1,4 +1,4 @@
-"""Rows of sparse data, computed back from few sums WᵀX: lone columns and non-negative dictionary search."""
+"""Recover rows of sparse data from few sums WᵀX: lone columns (with a single non-zero row) and non-negative dictionary search."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from partsong.core.streams import stream
 from partsong.errors import ShapeError
 
 DIRECTIONS = {"float64": 1e-6, "float32": 2e-3}
-"""Distances of unit vectors up to which two columns of sums have the same direction."""
+"""Largest distance of unit vectors at which two columns of sums have the same direction."""
 CHANCE = 0.01
-"""The most pairs of columns that may be expected to agree by chance where a group counts."""
+"""Largest expected number of column pairs that agree by chance, for a group to count."""
 
 EXACT = 1e-3
 """Relative misfit up to which a (whitened) column counts as reproduced, if by at most r/3 atoms, r the rank of C."""
 HELD_OUT = 0.1
 MOST_HELD_OUT, MOST_LEARNED = 500, 4000
-"""The share of columns that the search never sees, and the most columns that are held out and learned from."""
+"""Share of held-out columns, and the largest numbers of held-out and training columns."""
 FOUND = 0.05
 """Rows count as found if this share of held-out columns is reproduced.
 
@@ -35,13 +35,13 @@ each); 1 for columns of 5 rows (7 seeds, all rows to 1 %). In between the share 
 at least 47 rows to 1 %: rely on rows as numbers only there.
 """
 CONFIRMED = 4
-"""A row counts if its weights are in so many reproduced columns, and these make up half of it."""
+"""A row counts if its weights are in this many reproduced columns, with half of its energy."""
 INIT_MODES, STUCK, FIRST, LATER, POLISH = 3, 6, 25, 6, 15
 """Searches; cycles without gain that end one; steps of the first cycle and of later ones; steps that sharpen atoms."""
 GAIN, ENOUGH = 0.005, 0.97
 """Shares of reproduced columns: a gain that counts, and one that ends the search."""
 TWINS, MADE_UP = 0.98, 0.2
-"""The inner product beyond which two atoms are one, and the misfit up to which an atom is made up of two others."""
+"""Inner product above which two atoms are one; misfit up to which an atom is a combination of two others."""
 FINE, SCALED = 1e-5, 1e-4
 """Misfits: of columns at which the pursuit ends, and of grams up to which the scale of rows is determined."""
 REFINED, BEAM = 25, 60
@@ -52,7 +52,7 @@ RANK, EMPTY = 1e-5, 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LoneColumns:
-    """Columns grouped by the one row that has them.
+    """Columns with a single non-zero row, grouped by that row.
 
     `groups` has the indices of at least two columns for each row; `values` their entries up to one factor per row,
     of norm one: ratios are exact; `rays` (groups × Σk) the direction of the row's stacked weights, of norm one.
@@ -67,10 +67,11 @@ class LoneColumns:
 def lone_columns(crosses: Sequence[np.ndarray], tolerance: float) -> LoneColumns:
     """Group the columns of C = [C_1; …; C_T] (Σk × m) with C_t = W_tᵀX that have one direction.
 
-    If row i alone has a value in column j, C_t[:, j] = x_ij W_t[i, :]ᵀ: the column shows the direction of the weights.
-    Two columns with two rows or more each agree by chance only where zeros leave few numbers free: N columns that have
-    the same ν entries above zero make about N² · tolerance^(ν − 1) such pairs, and groups count up to `CHANCE`. Rays
-    need not be extreme: from one round of rank 10, a tenth of those of 387 documents lay in the cone of others.
+    If row i has the only non-zero value in column j, C_t[:, j] = x_ij W_t[i, :]ᵀ: the column shows the direction of the
+    weights. Two columns with two rows or more each agree by chance only where zeros leave few numbers free: N columns
+    that have the same ν entries above zero make about N² · tolerance^(ν − 1) such pairs, and groups count up to
+    `CHANCE`. Rays need not be extreme: from one round of rank 10, a tenth of those of 387 documents lay in the cone of
+    others.
     """
     C, _ = _stacked(crosses)
     sizes = np.linalg.norm(C, axis=0)
@@ -109,7 +110,7 @@ def _stacked(crosses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _same_directions(U: np.ndarray, tolerance: float) -> np.ndarray:
-    """Label the columns of U (Σk × m): one label for those within the tolerance, also by way of others."""
+    """Label the columns of U (Σk × m): one label per chain of columns within the tolerance."""
     # Equal columns share a cell of a grid: a tree of cells stays small where one row has thousands of columns.
     _, first, cell = np.unique(np.rint(U.T / tolerance), axis=0, return_index=True, return_inverse=True)
     pairs = cKDTree(U.T[first]).query_pairs(tolerance, output_type="ndarray") if len(first) else np.empty((0, 2), int)
@@ -123,7 +124,7 @@ class FoundRows:
 
     `rows` (r × m) are on the true scale if `is_scaled`, else up to one factor each; `weights` (r × Σk) are the
     matching rows of 𝒲. `exact` (m) marks columns that few atoms reproduce; entries elsewhere are guesses. `held_out`
-    is the share of reproduced columns among those that the search has not seen, `row_shares` (r) the share of each
+    is the share of reproduced columns among the held-out ones, `row_shares` (r) the share of each
     row's energy in exact columns, `misfit` ‖C − 𝒲ᵀX‖ / ‖C‖ over all atoms, and `gram_misfit` that of the grams.
     """
 
@@ -140,11 +141,11 @@ class FoundRows:
 def rows_by_dictionary(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]], n_rows: int, *, seed: int = 0, deadline: float | None = None
 ) -> FoundRows | None:
-    """Find rows X (n × m) from pairs (G_t, C_t) = (W_tᵀW_t, W_tᵀX); None where they do not count as found (`FOUND`).
+    """Find rows X (n × m) from pairs (G_t, C_t) = (W_tᵀW_t, W_tᵀX); None if they do not count as found (`FOUND`).
 
     C = 𝒲ᵀX with 𝒲 = [W_1 … W_T]: every column is a non-negative combination of few of the n stacked weights.
     K-SVD (Aharon et al., 2006) with non-negative orthogonal matching pursuit on whitened columns. Atoms that serve no
-    reproduced column are replaced by what others leave over. Then X by NNLS, and the scale from the grams,
+    reproduced column are replaced by residual directions. Then X by NNLS, and the scale from the grams,
     G_t = Σ_i s_i² ŵ_i ŵ_iᵀ, which is linear in s_i². The search ends at `deadline`, a value of `time.monotonic`.
     """
     end = math.inf if deadline is None else deadline
@@ -189,8 +190,8 @@ def _whitening(C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split(Y: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns to learn from, those to hold out, one of each direction, and those whose direction occurs twice."""
-    # A repeated direction would be held out and learned at once, and reproduce itself.
+    """Return training columns, held-out columns (one per direction), and columns with a repeated direction."""
+    # A repeated direction would be in both sets and reproduce itself.
     _, first, counts = np.unique(_same_directions(Y, EXACT), return_index=True, return_counts=True)
     mixed = random.permutation(first)
     count = min(MOST_HELD_OUT, int(HELD_OUT * len(mixed)))
@@ -340,7 +341,7 @@ def _all_coded(D: np.ndarray, Y: np.ndarray, most: int, end: float) -> tuple[np.
 
 
 def _solved(A: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
-    """Solve min ‖A x − b‖ over x ≥ 0; x = 0 where SciPy's active sets do not settle."""
+    """Solve min ‖A x − b‖ over x ≥ 0; x = 0 if SciPy's active set method does not converge."""
     try:
         x, misfit = nnls(A, b)
         return np.asarray(x), float(misfit)
@@ -351,7 +352,7 @@ def _solved(A: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
 def _swept(
     D: np.ndarray, codes: np.ndarray, Y: np.ndarray, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Update one atom after the other with its own codes (one power step each); also returns what is left of Y."""
+    """Update one atom after the other with its own codes (one power step each); also return the residual of Y."""
     D, codes = D.copy(), codes.copy()
     left = Y - D @ codes.T
     for i in random.permutation(D.shape[1]):
@@ -370,7 +371,7 @@ def _swept(
 
 
 def _renewed(D: np.ndarray, bad: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Replace bad atoms by directions of what is left over, the largest first, and each unlike those before."""
+    """Replace bad atoms by residual directions, largest first, each different from those before."""
     D, sizes = D.copy(), np.linalg.norm(left, axis=0)
     U = left / np.maximum(sizes, 1e-300)
     for i in np.flatnonzero(bad):
@@ -383,7 +384,7 @@ def _renewed(D: np.ndarray, bad: np.ndarray, left: np.ndarray) -> np.ndarray:
 
 
 def _doubles(D: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """True for the one with the lower score of two atoms that are nearly the same."""
+    """Mark the lower-scoring atom of each pair of nearly equal atoms."""
     bad = np.zeros(D.shape[1], dtype=bool)
     for i, j in np.argwhere(np.triu(D.T @ D, 1) > TWINS):
         if not (bad[i] or bad[j]):
@@ -394,7 +395,7 @@ def _doubles(D: np.ndarray, scores: np.ndarray) -> np.ndarray:
 def _scales(W: np.ndarray, grams: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
     """s (n) ≥ 0 with G_t = Σ s_i² w_i w_iᵀ over all rounds by NNLS, and the relative misfit; W is n × Σk.
 
-    The misfit is infinite where there are fewer equations than rows.
+    The misfit is infinite if there are fewer equations than rows.
     """
     systems, targets, first = [], [], 0
     for gram in grams:

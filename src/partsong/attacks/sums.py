@@ -1,4 +1,4 @@
-"""What those know who see sums: the server of a masked run, and all parties but one."""
+"""Attacks on sums: by the server of a masked run, and by all parties but one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from partsong.errors import ParameterError
 from partsong.training.traffic import Traffic
 
 ROWS = frozenset({"gram", "cross", "rows"})
-"""Arrays whose sum over parties is that of one party with all their rows."""
-TOGETHER = "{what}. These are the {n} rows of all parties together, though not whose they are: masks are no help"
+"""Arrays whose sum over parties equals the upload of one party with all their rows."""
+TOGETHER = "{what}. These are the {n} rows of all parties together, without their owners; masks do not prevent this"
 
 Uploads = Mapping[str, Mapping[int, Message]]
-"""What parties are known to have sent, by name and by the number of the exchange."""
+"""Known uploads by party and exchange number."""
 BROKEN = (ArithmeticError, AssertionError, KeyError, IndexError, TypeError, ValueError, RuntimeError)
 MOST_TRIED = 1 << 14
-"""So many sets of parties are tried as those that were asked for one sum."""
+"""Number of candidate cohorts tried for one sum."""
 
 
 def attack_complete_sums(context: AttackContext) -> list[Finding]:
-    """What the sum over all parties tells of all rows together: whatever a party's sums tell of its rows."""
+    """Attack the sums over all parties like the sums of one party with all rows."""
     together = as_one_party(context)
     if together is None:
         return []
@@ -42,7 +42,7 @@ def attack_complete_sums(context: AttackContext) -> list[Finding]:
 
 
 def as_one_party(context: AttackContext) -> AttackContext | None:
-    """Sums over all parties as the uploads of one party with all rows; None where there are none."""
+    """Return sums over all parties as uploads of one party with all rows; None if there are none."""
     everybody = ", ".join(context.layout.parties)
     together = [Exchange({everybody: model}, {everybody: total}) for model, total in complete_sums(context)]
     if not together:
@@ -56,7 +56,7 @@ def as_one_party(context: AttackContext) -> AttackContext | None:
 
 
 def _rename_party(context: AttackContext, name: str) -> AttackContext:
-    """The same under another name: parties may have left between two runs."""
+    """Rename the only party: the parties may differ between two runs."""
     (old,) = context.layout.parties
     exchanges = [Exchange({name: one.models[old]}, {name: one.uploads[old]}) for one in context.exchanges]
     truth = dict(zip((name,), context.truth.values(), strict=False))
@@ -70,7 +70,7 @@ def _for_all_parties(finding: Finding, n: int) -> Finding:
 
 
 def complete_sums(context: AttackContext) -> list[tuple[Message, Message]]:
-    """(model, sum) of the exchanges with such arrays in which all parties took part, if there are several."""
+    """Return (model, sum) of the exchanges with these arrays in which all of several parties took part."""
     found = []
     for exchange in context.exchanges:
         if not len(exchange.models) == len(context.layout.parties) > 1:
@@ -83,9 +83,9 @@ def complete_sums(context: AttackContext) -> list[tuple[Message, Message]]:
 
 
 def reconstruct_sums(traffic: Iterable[Traffic], program: Any, layout: Layout, reduction: Reduction) -> list[Exchange]:
-    """The exchanges of a run whose uploads are hidden, as its server has them: the sum, and who is in it.
+    """Return the exchanges of a masked run as its server sees them: the sum and its participants.
 
-    The server's part is done again from all that it was sent: its start comes from the shared seed.
+    The server's steps are replayed from the recorded messages; its start comes from the shared seed.
     """
     server, model = program.start_server(layout)
     standing, exchanges = None, []
@@ -101,8 +101,8 @@ def reconstruct_sums(traffic: Iterable[Traffic], program: Any, layout: Layout, r
             server, model = program.finish(server, program.aggregation.lower(total))
         except BROKEN as error:
             raise ParameterError(
-                f"The masked messages of round {index + 1} do not add up as this program would have them: {error} Give "
-                "all rounds of one run from the first on, with its own program, layout and reduction."
+                f"The masked messages of round {index + 1} do not match this program: {error} Pass all rounds of one "
+                "run from the first on, with its program, layout and reduction."
             ) from error
     return exchanges
 
@@ -110,10 +110,10 @@ def reconstruct_sums(traffic: Iterable[Traffic], program: Any, layout: Layout, r
 def _first_phase(
     sent: Traffic, reduction: Reduction, standing: State, asked: ReductionContext
 ) -> tuple[int, State, ReductionContext]:
-    """The phase with which a sum begins, the server's state after it, and the context with all who were asked.
+    """Return the first phase of a sum, the server's state after it, and the context with the selected cohort.
 
-    Who was asked and never heard has left nothing in the traffic. But what the others have signed is bound to all who
-    were asked, so that the first phase can be read for one set of them alone.
+    Parties that were selected but never answered left nothing in the traffic. The signatures of the others cover the
+    whole cohort, so the first phase can be verified for one cohort only.
     """
     phase, senders = min(at for _, at, _ in sent), {party for party, _, _ in sent}
     inbox = {party: message for party, at, message in sent if at == phase}
@@ -125,11 +125,11 @@ def _first_phase(
                 return phase, reduction.server_step(phase, inbox, standing, context)[0], context
         except BROKEN as error:
             trouble = trouble or error
-    raise trouble or ValueError(f"no sum begins with phase {phase} here.")
+    raise trouble or ValueError(f"no sum starts with phase {phase} here.")
 
 
 def _candidate_cohorts(senders: set[str], parties: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Sets of parties, in name order, with all who were heard: these alone, everybody, and those in between."""
+    """Yield cohorts, in name order, that contain all senders: senders only, all parties, then those in between."""
     silent = [name for name in sorted(parties) if name not in senders]
     counts = [0, *([len(silent)] if silent else []), *range(1, len(silent))]
     for more in chain.from_iterable(combinations(silent, count) for count in counts):
@@ -139,7 +139,7 @@ def _candidate_cohorts(senders: set[str], parties: Sequence[str]) -> Iterator[tu
 def recompute_uploads(
     exchanges: Sequence[Exchange], program: Program, layout: Layout, shards: Sequence[Shard]
 ) -> Uploads:
-    """What parties with these rows and secrets have sent: each knows its own, and nobody else has to."""
+    """Recompute the uploads of parties from their rows and secrets."""
     known: dict[str, dict[int, Message]] = {}
     for shard in shards:
         state, known[shard.name] = program.start_party(shard, layout), {}
@@ -152,7 +152,7 @@ def recompute_uploads(
 
 
 def plaintext_uploads(exchanges: Sequence[Exchange]) -> Uploads:
-    """The same from open uploads."""
+    """Return uploads by party from a run without masks."""
     names = sorted({name for exchange in exchanges for name in exchange.uploads})
     return {
         name: {i: exchange.uploads[name] for i, exchange in enumerate(exchanges) if name in exchange.uploads}
@@ -163,10 +163,10 @@ def plaintext_uploads(exchanges: Sequence[Exchange]) -> Uploads:
 def subtract_other_parties(
     exchanges: Sequence[Exchange], program: Program, party: str, known: Uploads
 ) -> list[Exchange]:
-    """One party's uploads, as all others together work them out: lower(total − Σ lift(upload)) over the others.
+    """Compute one party's uploads as all others can: lower(total − Σ lift(upload)) over the others.
 
-    Their own are with it, as far as the sum tells of such: weights that are not summed are lost. Only of exchanges in
-    which uploads become a sum of at least two, and those of all others are known.
+    The others' uploads are included as the sum shows them: weights that are not summed are lost. Only exchanges count
+    in which at least two uploads are summed and those of all others are known.
     """
     found = []
     for index, exchange in enumerate(exchanges):
@@ -184,7 +184,7 @@ def subtract_other_parties(
 
 
 def underlying_sum(aggregation: Any, upload: Message) -> Reducible | None:
-    """The sum that an aggregation is in disguise, for uploads like this one; None if it reads them one by one."""
+    """Return the linear aggregation behind this one for uploads like this; None if it needs single uploads."""
     if isinstance(aggregation, Reducible):
         return aggregation
     second: Any = getattr(aggregation, "second", None)
@@ -192,7 +192,7 @@ def underlying_sum(aggregation: Any, upload: Message) -> Reducible | None:
 
 
 def as_sent(message: Message) -> Message:
-    """An upload with columns in their place among all (`DisjointBlocks.lift`) as the block that it was."""
+    """Convert an upload lifted by `DisjointBlocks.lift` back to its block of columns."""
     if "arrived" not in message.arrays:
         return message
     H, blocks = to_float64(message["H"]), len(message["arrived"])

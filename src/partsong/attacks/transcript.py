@@ -1,4 +1,4 @@
-"""What an observer of a run has in hand: the uploads, and the models that they answer."""
+"""Transcripts of recorded runs: uploads and the models they answer, as an observer has them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from partsong.errors import ParameterError
 from partsong.training.traffic import Traffic
 
 ROUNDS = 2
-"""So many rounds are done again."""
+"""Number of rounds replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What parties sent in one round, and the model that each of them had been sent before.
+    """The uploads of one round, and the model each party had received before.
 
-    `total` is the sum of what they sent, where it is all that is known: `uploads` then lack those that are hidden.
-    `dropouts` have worked on the same model, and are not in the sum: they fell silent before their upload was there.
+    `total`: the sum, if only that is known; `uploads` then lacks the hidden ones.
+    `dropouts`: parties that worked on the same model but dropped out before their upload arrived.
     """
 
     models: Mapping[str, Message]
@@ -36,10 +36,10 @@ class Exchange:
 
 
 def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, asynchronous: bool) -> list[Exchange]:
-    """The exchanges of a run from its first round on, with the server's part done again from the uploads alone.
+    """Return the exchanges of a run from its first round on; the server's steps are replayed from the uploads.
 
-    Every server can: its start comes from the shared seed. Of an asynchronous run a party's model is the answer to its
-    own last upload, else the latest one. Empty where uploads are masked.
+    Every server can do that: its start comes from the shared seed. In an asynchronous run, a party's model is the reply
+    to its own last upload, otherwise the latest one. Empty if uploads are masked.
     """
     server, model = program.start_server(layout)
     answered = dict.fromkeys(layout.parties, model)
@@ -49,7 +49,9 @@ def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, 
         if not uploads:
             continue
         if unknown := sorted(uploads.keys() - set(layout.parties)):
-            raise ParameterError(f"The traffic names parties that the layout does not: {', '.join(unknown[:5])}.")
+            raise ParameterError(
+                f"The traffic has parties that the layout lacks: {', '.join(unknown[:5])}. Pass the layout of the run."
+            )
         expected = program.upload_spec(layout)
         forms = [sent.arrays.keys() for sent in uploads.values()]
         if expected and not all(any(form == kind.keys() for kind in expected) for form in forms):
@@ -62,15 +64,15 @@ def transcript(traffic: Iterable[Traffic], program: Program, layout: Layout, *, 
             server, model = program.finish(server, aggregate)
         except (ArithmeticError, KeyError, IndexError, ValueError, RuntimeError) as error:
             raise ParameterError(
-                f"The uploads of round {number} do not follow from those before, as this program would have them: "
-                f"{error} Give all rounds of one run from the first on, with its own program and layout."
+                f"The uploads of round {number} do not match this program: {error} Pass all rounds of one run from the "
+                "first on, with its program and layout."
             ) from error
         answered.update(dict.fromkeys(uploads, model))
     return exchanges
 
 
 def of_party(exchanges: Sequence[Exchange], party: str, *names: str) -> list[tuple[Message, Message]]:
-    """(model, upload) of the exchanges in which a party sent all of these arrays."""
+    """Return (model, upload) of the exchanges in which a party sent all of these arrays."""
     return [
         (exchange.models[party], exchange.uploads[party])
         for exchange in exchanges
@@ -79,7 +81,7 @@ def of_party(exchanges: Sequence[Exchange], party: str, *names: str) -> list[tup
 
 
 def to_float64(array: Array) -> np.ndarray:
-    """Any array as NumPy's, in float64; sparse ones as dense."""
+    """Convert any array to a dense NumPy array in float64."""
     array = array.toarray() if sparse.issparse(array) else array
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array, np.float64)
 
@@ -87,7 +89,7 @@ def to_float64(array: Array) -> np.ndarray:
 def replay_party(
     program: Program, layout: Layout, party: str, models: Sequence[Message], rows: np.ndarray, secret: int = 0
 ) -> list[Message]:
-    """What a party with these rows (n × m) would have answered to these models, from its start on."""
+    """Return the uploads of a party with these rows (n × m) in response to these models."""
     shard = Shard(party, as_matrix(np.ascontiguousarray(rows, layout.dtype)), secret)
     state, uploads = program.start_party(shard, layout), []
     for model in models:
@@ -99,7 +101,7 @@ def replay_party(
 def misfit(
     program: Program, layout: Layout, party: str, seen: Sequence[tuple[Message, Message]], rows: np.ndarray
 ) -> np.ndarray:
-    """How far the uploads that these rows lead to are from those that were seen, array by array, relative to them."""
+    """Return the relative differences between the uploads of these rows and the recorded ones, array by array."""
     models = [model for model, _ in seen[:ROUNDS]]
     again = replay_party(program, layout, party, models, rows)
     parts = []
@@ -112,18 +114,18 @@ def misfit(
 
 @dataclass(slots=True)
 class Clock:
-    """When a search has to end (`time.monotonic`; None: never), and whether one was cut off."""
+    """A deadline (`time.monotonic`; None: none), and whether a search was cut off."""
 
     deadline: float | None = None
     was_over: bool = False
 
     def is_over(self) -> bool:
-        """Whether the time is up; it is remembered."""
+        """Return whether the deadline has passed, and remember it."""
         self.was_over = self.was_over or (self.deadline is not None and time.monotonic() >= self.deadline)
         return self.was_over
 
     def has(self, seconds: float) -> bool:
-        """Whether so much time is left; if not, the time counts as up."""
+        """Return whether this much time is left; if not, the time counts as up."""
         if self.deadline is not None and time.monotonic() + seconds > self.deadline:
             self.was_over = True
         return not self.is_over()
@@ -131,9 +133,9 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class AttackContext:
-    """A run as an attacker has it, and, for an audit of one's own, the rows that were hidden.
+    """A run as an attacker sees it and, for audits, the true rows.
 
-    `others`: further recorded runs of the same parties. `mask_error`: how far sums under masks can be off.
+    `others`: further recorded runs of the same parties. `mask_error`: largest error of masked sums.
     """
 
     exchanges: Sequence[Exchange]
@@ -145,19 +147,19 @@ class AttackContext:
     mask_error: float | None = None
 
     def unit(self, cross: np.ndarray) -> float:
-        """The relative rounding of what was sent: of the number type, or of the steps under masks."""
+        """Return the relative rounding of uploads: of the number type, or of the masks if coarser."""
         rms = float(np.sqrt(np.mean(np.square(cross)))) or 1.0
         return unit_of(str(self.layout.dtype), None if self.mask_error is None else self.mask_error / rms)
 
     def seen(self, party: str, *names: str) -> list[tuple[Message, Message]]:
-        """(model, upload) where a party sent these arrays."""
+        """Return (model, upload) of the exchanges in which a party sent these arrays."""
         return of_party(self.exchanges, party, *names)
 
 
 def with_error(
     context: AttackContext, finding: Finding, measure: Callable[[np.ndarray, np.ndarray], float]
 ) -> list[Finding]:
-    """With its error, where the truth is known."""
+    """Add the error of a finding, if the truth is known."""
     if finding.party not in context.truth or finding.recovered is None:
         return [finding]
     return [replace(finding, error=measure(finding.recovered, context.truth[finding.party]))]

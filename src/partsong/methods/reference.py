@@ -1,4 +1,4 @@
-"""Write what follows from the registry: the lazy table of names, and the reference page of methods.
+"""Generate the table of methods and their reference page from the registry.
 
 python -m partsong.methods.reference            # print the page, as the documentation site has it
 python -m partsong.methods.reference --write    # write methods/table.py
@@ -26,10 +26,10 @@ from partsong.methods.table import Entry
 TABLE_FILE = Path(__file__).with_name("table.py")
 
 FIRST = ("exact", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "two_stage", "fednmf", "fedlda")
-"""Modules whose methods come first, in this order."""
+"""Order of modules on the page."""
 
 K, M, N, PARTICIPANTS = 7, 1009, 5003, 3
-"""Numbers from which names of dimensions are read back: k components, m columns, n rows of all parties."""
+"""Sizes from which names of dimensions are recovered: k components, m columns, n rows of all parties."""
 
 DIMENSIONS: Mapping[int, Dim] = {
     K: "k",
@@ -56,15 +56,15 @@ Names, parameters and their values are the same everywhere:
 | the command line | `partsong fit parts/ -k 20 --method fedavg --weighted false` |
 | experiment.toml | `method = "fedavg"`, and `weighted = false` beside it |
 
-**Sent** is what a party may send in an exchange, as the program states it and engines check it; a program with several
-kinds of uploads sends one of them at a time. There are k components, m columns, N parties and n rows of all parties.
-Rows X_p and weights W_p are never sent; what follows from these arrays is in
-[exposure](../exposure.md).
+**Sent** lists what a party may send in an exchange. The program states it, and engines check every upload against it. A
+program with several kinds of uploads sends one of them at a time. k is the number of components, m of columns, N of
+parties, and n of rows of all parties. Rows X_p and weights W_p are never sent; [exposure](../exposure.md) says what can
+be inferred from the arrays that are.
 """
 
 
 def all_methods() -> list[Method]:
-    """Every method of this package, and those that the table has from elsewhere."""
+    """Return all methods of this package, and methods in the table that other packages registered."""
     modules = [one.name for one in pkgutil.iter_modules(methods.__path__) if one.name not in ("reference", "table")]
     ordered = sorted(modules, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
     places = [f"{methods.__name__}.{name}" for name in ordered]
@@ -73,21 +73,21 @@ def all_methods() -> list[Method]:
 
 
 def tasks_of(one: Method) -> tuple[str, ...]:
-    """What it can be run on."""
+    """Return the tasks a method can run."""
     between = not one.only_texts and not one.traits.needs_columns
     by_task = {PARTIES: between, TEXTS: one.texts is not None, RANKS: one.over_ranks}
     return tuple(task for task, is_one in by_task.items() if is_one)
 
 
 def entry_of(one: Method) -> Entry:
-    """What the table says of a method."""
+    """Return the table entry of a method."""
     pooled = "" if one.texts is None else one.texts.pooled_name or ""
     module, parameters, required = one.builder.__module__, tuple(one.parameters), tuple(one.required)
     return Entry(module, one.summary, parameters, required, tasks_of(one), pooled)
 
 
 def table() -> str:
-    """The text of methods/table.py."""
+    """Return the text of methods/table.py."""
     known = all_methods()
     head, _, _ = TABLE_FILE.read_text(encoding="utf-8").partition(BEFORE_THE_TABLE)
     lines = [head + BEFORE_THE_TABLE]
@@ -102,12 +102,12 @@ def table() -> str:
     lines += ["}  # fmt: skip", "", "CHOICES: dict[str, tuple[str, ...]] = {"]
     for name, names in choices(known).items():
         lines.append(f'    "{name}": {_tuple(names)},')
-    lines += ["}  # fmt: skip", '"""Parameters that have names for values -> all names, over all methods."""', ""]
+    lines += ["}  # fmt: skip", '"""Parameters with named values → all names, over all methods."""', ""]
     return "\n".join(lines)
 
 
 def choices(known: list[Method]) -> dict[str, tuple[str, ...]]:
-    """Parameter -> the names that it has at any method, those of the method with most of them first."""
+    """Map parameters to their named values over all methods, longest list first."""
     found: dict[str, tuple[str, ...]] = {}
     for one in known:
         for name, parameter in one.parameters.items():
@@ -136,18 +136,18 @@ def _section(one: Method) -> Iterator[str]:
         yield "| parameter | values | default |\n|---|---|---|"
         yield from (_row(parameter) for parameter in one.parameters.values())
         yield ""
-    yield "| sent | size | type | what it is |\n|---|---|---|---|"
+    yield "| sent | size | type | meaning |\n|---|---|---|---|"
     yield from dict.fromkeys(_sent(one))
     yield ""
 
 
 def _further(one: Method) -> str:
-    """The docstring after the summary."""
+    """The docstring after its summary."""
     return "\n\n".join((inspect.getdoc(one.builder) or "").split("\n\n")[1:])
 
 
 def _facts(one: Method) -> Iterator[str]:
-    """Where it runs, what can be hidden, and what noise can promise."""
+    """Where the method runs, whether its sums can be masked, and its units of differential privacy."""
     traits, program = one.traits, one.example
     names = {PARTIES: "parties", TEXTS: "texts", RANKS: "ranks of MPI or torch"}
     yield "for " + ", ".join(names[task] for task in tasks_of(one))
@@ -166,14 +166,14 @@ def _facts(one: Method) -> Iterator[str]:
 
 
 def _row(parameter: Parameter) -> str:
-    default: Any = "needed" if parameter.is_required else parameter.plain(parameter.default)
+    default: Any = "required" if parameter.is_required else parameter.plain(parameter.default)
     words = {None: "–", True: "true", False: "false"}
     shown = default if isinstance(default, float) else words.get(default, default)
     return f"| `{parameter.name}` | {parameter.kind} | {shown} |"
 
 
 def specs_of(one: Method) -> tuple[Mapping[str, ArraySpec], ...]:
-    """What its program states of its uploads, with names for dimensions."""
+    """Return the upload specification of the program, with names for dimensions."""
     program = one.build(Problem(K, PARTICIPANTS, n_rows=N), one.required)
     layout = Layout(tuple(f"p{i}" for i in range(PARTICIPANTS)), M, 0)
     stated = program.upload_spec(layout)
@@ -192,7 +192,7 @@ def _sent(one: Method) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """A string literal, over several lines if need be."""
+    """Format a string literal, over several lines if necessary."""
     lines = textwrap.wrap(text, 96, drop_whitespace=False)
     return ("\n" + " " * 8).join(json.dumps(line, ensure_ascii=False) for line in lines or [""])
 

@@ -1,4 +1,4 @@
-"""The lazy table: where methods live, and what may be known of them without importing them. Generated.
+"""Generated table of methods: what can be known of them without importing their modules.
 
 `python -m partsong.methods.reference --write` writes this file from the registrations; a test compares.
 """
@@ -215,4 +215,4 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "critic": ("concat", "separable"),
     "mi_gradient": ("dv", "js"),
 }  # fmt: skip
-"""Parameters that have names for values -> all names, over all methods."""
+"""Parameters with named values → all names, over all methods."""

@@ -554,7 +554,7 @@ def test_bad_records_are_refused(tmp_path):
         read_traffic(tmp_path)
     program, rows = build("exact", K, local_steps=5), parties(5, 6)
     done, layout = recorded(program, rows, 3)
-    with pytest.raises(ParameterError, match="names parties"):
+    with pytest.raises(ParameterError, match="that the layout lacks"):
         attack([done[0].traffic], program, replace(layout, parties=("p0", "x")))
     for each in done:
         TrafficRecorder(tmp_path).note(each)

@@ -1,1 +1,1 @@
-"""The information term of FedNMF+MI."""
+"""The mutual information term of FedNMF+MI: mini-batches, critics and descent."""

@@ -1,4 +1,4 @@
-"""Documents as bags of words, a batch at a time: sparse rows in an order of one's own, never made dense."""
+"""Mini-batches of documents as sparse rows, in any order, without dense copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partsong.methods.mutual_information import numpy_backend as on_numpy
 
 
 def operations(array: Array) -> ModuleType:
-    """What can be done with this kind of array: `on_numpy` or `on_torch`."""
+    """Return the operations for this kind of array: `numpy_backend` or `torch_backend`."""
     if isinstance(array, np.ndarray):
         return on_numpy
     from partsong.methods.mutual_information import torch_backend as on_torch
@@ -28,7 +28,7 @@ def operations(array: Array) -> ModuleType:
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Rows in CSR form: starts (n + 1, always on the host), words and counts in the type and place of the data."""
+    """Rows in CSR form: starts (n + 1, always on the host), words and counts with the type and device of the data."""
 
     starts: np.ndarray
     words: Array
@@ -39,17 +39,17 @@ class Documents:
 
     @cached_property
     def offsets(self) -> Array:
-        """Where each document starts, beside its words."""
+        """The start of each document, on the device of its words."""
         return operations(self.words).places(self.starts[:-1], self.words)
 
     @cached_property
     def owners(self) -> Array:
-        """The document that each entry belongs to, beside its words."""
+        """The document of each entry, on the device of its words."""
         owner = np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.starts))
         return operations(self.words).places(owner, self.words)
 
     def reordered(self, order: np.ndarray) -> Documents:
-        """Document i is order[i] of these."""
+        """Return documents in this order: document i is order[i]."""
         lengths = np.diff(self.starts)[order]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         entries = np.repeat(self.starts[:-1][order] - starts[:-1], lengths) + np.arange(starts[-1])
@@ -57,13 +57,13 @@ class Documents:
         return Documents(starts, self.words[chosen], self.counts[chosen])
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """⌈n/size⌉ bags of nearly equal size, in order: a small rest would take steps of its own size."""
+        """Yield ⌈n/size⌉ batches of nearly equal size, in order; a small last batch would take larger steps."""
         return (Batch(self, first, last) for first, last in pairwise(batch_bounds(len(self), size)))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Documents first…last: a batch."""
+    """A batch: documents first … last − 1."""
 
     documents: Documents
     first: int
@@ -89,13 +89,13 @@ class Batch:
 
 
 def batch_bounds(n: int, size: int) -> list[int]:
-    """Where ⌈n/size⌉ batches of nearly equal size begin, and the end of the last."""
+    """Return the starts of ⌈n/size⌉ batches of nearly equal size, and the end of the last."""
     number = -(-n // size)
     return [n * i // number for i in range(number + 1)] if n else []
 
 
 def to_documents(matrix: Matrix) -> Documents:
-    """The rows of a matrix; those of dense data are written down anew, without their zeros."""
+    """Return the rows of a matrix; dense data are converted to sparse rows."""
     if isinstance(matrix, SparseMatrix):
         side = matrix.by_row
         return Documents(side.indptr.astype(np.int64), side.indices, side.data)

@@ -1,11 +1,11 @@
-"""Critics: networks that score how well a document and a vector of topic weights go together.
+"""Critics: networks that score how well a document and a vector of topic weights match.
 
-A critic is its sizes; its parameters θ travel as named arrays. For a batch of b documents all b² scores are formed from
-b sparse products. `read` looks at the documents, `scores` pairs them with weights W (b × k); `pull` and `ascend` take
-slopes ∂J/∂s (b × b) back to W, and to θ. A trace is good for one way back: its memory is used again.
+A critic object holds only layer sizes; its parameters θ are named arrays. For a batch of b documents, all b² scores
+need only b sparse products. `read` encodes the documents, `scores` pairs them with weights W (b × k); `pull` and
+`ascend` backpropagate slopes ∂J/∂s (b × b) to W and to θ. A trace serves one backward pass: its memory is reused.
 
-Bounds of mutual information go by scores s_ij = T(x_i, w_j) of all pairs in a batch (b × b): pairs on the diagonal
-belong together, all others are drawn from the product of the marginals (Song & Ermon, 2020).
+Bounds of mutual information use scores s_ij = T(x_i, w_j) of all pairs in a batch (b × b): diagonal pairs belong
+together, all others are drawn from the product of the marginals (Song & Ermon, 2020).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Trace = Any
 
 
 class ParameterShape(NamedTuple):
-    """The shape of a parameter, and how many inputs its layer has."""
+    """The shape of a parameter, and the number of inputs of its layer."""
 
     shape: tuple[int, ...]
     inputs: int
@@ -42,10 +42,10 @@ class Critic(Protocol):
         """The arrays of θ, by name."""
 
     def read(self, theta: Theta, batch: Batch) -> Any:
-        """What it makes of the documents alone."""
+        """The encoding of the documents."""
 
     def scores(self, theta: Theta, reading: Any, W: Array) -> tuple[Array, Trace]:
-        """s (b × b), and what the way back needs."""
+        """s (b × b), and the trace for the backward pass."""
 
     def pull(self, theta: Theta, trace: Trace, slopes: Array) -> Array:
         """∂J/∂W (b × k)."""
@@ -57,7 +57,7 @@ class Critic(Protocol):
 def draw_parameters(
     critic: Critic, n_features: int, rank: int, draw: np.random.Generator, dtype: str
 ) -> dict[str, np.ndarray]:
-    """U(−1/√inputs, 1/√inputs) for weights and shifts: torch's own start of a linear layer, without torch."""
+    """Draw weights and shifts from U(−1/√inputs, 1/√inputs), as torch initializes a linear layer."""
 
     def drawn(size: ParameterShape) -> np.ndarray:
         reach = size.inputs**-0.5
@@ -68,11 +68,11 @@ def draw_parameters(
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """[x; w] → 32 → 256 → 1 with rectifiers: the critic of the FedNMF+MI paper, taken by the letter.
+    """[x; w] → 32 → 256 → 1 with rectifiers: the critic of the FedNMF+MI paper, as printed.
 
         s_ij = last · [middleᵀ [P x_i + Q w_j + shift]₊ + middle_shift]₊ + last_shift
 
-    P x_i and Q w_j are formed once for each document, so that a pair costs 32·256 products and none with x.
+    P x_i and Q w_j are formed once for each document, so a pair costs 32·256 products, none with x.
     P is `words` (V × 32), Q `weights` (k × 32).
     """
 
@@ -100,7 +100,7 @@ class Concat:
         return operations(theta["words"]).times(batch, theta["words"]) + theta["shift"]
 
     def scores(self, theta: Theta, reading: Array, W: Array) -> tuple[Array, Trace]:
-        """s (b × b), and what the way back needs."""
+        """s (b × b), and the trace for the backward pass."""
         on, b = operations(W), len(W)
         A = on.pair_up(reading, W @ theta["weights"])
         Z = A @ theta["middle"]
@@ -147,12 +147,12 @@ def require_sizes(**sizes: int) -> None:
 
 
 FAR = 60.0
-"""Scores beyond this have a sigmoid of 0 or 1 to every digit."""
+"""Beyond this score the sigmoid is 0 or 1 in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound(ABC):
-    """SMILE's estimate Î, and the slopes by which a critic learns.
+    """SMILE's estimate Î of mutual information, and the gradient with which a critic learns.
 
         Î = (1/b) Σ_i s_ii − log[ (1/(b(b−1))) Σ_{i≠j} exp(min(max(s_ij, −τ), τ)) ]
 
@@ -163,10 +163,10 @@ class Bound(ABC):
 
     def __post_init__(self) -> None:
         if not 0 < self.clip <= FAR:
-            raise ParameterError(f"Scores are clipped to ±clip, with 0 < clip ≤ {FAR:g}; got {self.clip!r}.")
+            raise ParameterError(f"clip must be above 0 and at most {FAR:g}; got {self.clip!r}.")
 
     def value(self, scores: Array) -> Array:
-        """Î, a single number; needs two documents."""
+        """Î, a scalar; needs at least two documents."""
         on, b = operations(scores), len(scores)
         apart = 1.0 - on.unit(b, scores)
         mean = (on.exp(scores.clip(-self.clip, self.clip)) * apart).sum() / (b * (b - 1))
@@ -174,12 +174,12 @@ class Bound(ABC):
 
     @abstractmethod
     def slopes(self, scores: Array) -> Array:
-        """The gradient by the scores (b × b)."""
+        """The gradient with respect to the scores (b × b)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedBound(Bound):
-    """SMILE's own slopes: "dv", as printed in the FedNMF+MI paper (Eq. 2) but for the clip.
+    """The gradient of SMILE itself: "dv", as printed in the FedNMF+MI paper (Eq. 2), except for the clip.
 
     ∂Î/∂s_ii = 1/b,   ∂Î/∂s_ij = −exp(s_ij) [|s_ij| < τ] / Σ_{i≠j} exp(clipped s_ij)
     """
@@ -194,7 +194,7 @@ class ClippedBound(Bound):
 
 @dataclass(frozen=True, slots=True)
 class JensenShannon(Bound):
-    """The slopes of the Jensen–Shannon bound: "js", as in the code of SMILE's authors; steadier.
+    """The gradient of the Jensen–Shannon bound: "js", as in the code of SMILE's authors; more stable.
 
     J = −(1/b) Σ_i softplus(−s_ii) − (1/(b(b−1))) Σ_{i≠j} softplus(s_ij)
     ∂J/∂s_ii = σ(−s_ii)/b,   ∂J/∂s_ij = −σ(s_ij) / (b(b−1))
@@ -209,7 +209,7 @@ class JensenShannon(Bound):
 
 @dataclass(frozen=True, slots=True)
 class NoInformation:
-    """λ = 0: there is no critic, and nothing of one is computed or sent."""
+    """λ = 0: no critic is computed or sent."""
 
     strength: float = field(default=0.0, init=False)
 
@@ -233,7 +233,7 @@ class NoInformation:
 class MutualInformation:
     """−λ Î(θ; X, W) in the objective: W descends on it, θ climbs on Î alone, with the step of W unless `rate` is given.
 
-    A batch of one document has no other to be told from: it is left as it is.
+    A batch of one document is skipped: the estimate needs other documents.
     """
 
     strength: float = 0.1
@@ -244,11 +244,10 @@ class MutualInformation:
     def __post_init__(self) -> None:
         if not isinstance(self.strength, Real) or not 0 < self.strength < float("inf"):
             raise ParameterError(
-                f"The strength λ of mutual information must be a number above 0; got {self.strength!r}. "
-                "Without it: NoInformation()."
+                f"strength (λ) must be a number above 0; got {self.strength!r}. Use NoInformation() for no term."
             )
         if self.rate is not None and not (isinstance(self.rate, Real) and 0 < self.rate < float("inf")):
-            raise ParameterError(f"The critic's rate must be a number above 0; got {self.rate!r}.")
+            raise ParameterError(f"rate, the critic's learning rate, must be a number above 0; got {self.rate!r}.")
 
     def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
         return self.critic.sizes(n_features, rank)
@@ -257,7 +256,7 @@ class MutualInformation:
         return draw_parameters(self.critic, n_features, rank, draw, dtype)
 
     def read(self, theta: Theta, batch: Batch) -> Any:
-        """The critic's look at the documents, which serves both steps."""
+        """Encode the documents, for both steps."""
         return self.critic.read(theta, batch) if len(batch) > 1 else None
 
     def pull(self, theta: Theta, reading: Any, W: Array) -> Array | float:
@@ -268,7 +267,7 @@ class MutualInformation:
         return self.strength * self.critic.pull(theta, trace, self.bound.slopes(scores))
 
     def learn(self, theta: Theta, batch: Batch, reading: Any, W: Array, rate: float) -> Array | float:
-        """θ ← θ + rate ∂Î/∂θ, in place; returns Î before that."""
+        """θ ← θ + rate ∂Î/∂θ, in place; return Î before the step."""
         if len(W) < 2:
             return float("nan")
         scores, trace = self.critic.scores(theta, reading, W)
@@ -279,9 +278,9 @@ class MutualInformation:
 
 @dataclass(frozen=True, slots=True)
 class Separable:
-    """s_ij = g(x_i) · h(w_j) for two networks with rectifiers: the critic of SMILE's own demonstration.
+    """s_ij = g(x_i) · h(w_j) for two networks with rectifiers: the critic of SMILE's demonstration code.
 
-    g: V → 256 → 256 → 256 → 32 and h: k → 256 → 256 → 256 → 32; `layers` counts the inner ones.
+    g: V → 256 → 256 → 256 → 32 and h: k → 256 → 256 → 256 → 32; `layers` counts the inner layers.
     A pair costs 32 products.
     """
 
@@ -294,7 +293,7 @@ class Separable:
 
     @property
     def depth(self) -> int:
-        """Products in each of the two networks."""
+        """Matrix products in each of the two networks."""
         return self.layers + 2
 
     def sizes(self, n_features: int, rank: int) -> dict[str, ParameterShape]:
@@ -308,13 +307,13 @@ class Separable:
         return found
 
     def read(self, theta: Theta, batch: Batch) -> list[Array]:
-        """What every layer of g makes of the documents."""
+        """The outputs of all layers of g for the documents."""
         on = operations(theta["document.0"])
         first = on.rectify(on.times(batch, theta["document.0"]) + theta["document.0.shift"])
         return self._forward(theta, "document", [None, first])
 
     def scores(self, theta: Theta, reading: list[Array], W: Array) -> tuple[Array, Trace]:
-        """s (b × b), and what every layer gave."""
+        """s (b × b), and the outputs of all layers."""
         seen = self._forward(theta, "weights", [W])
         return reading[-1] @ seen[-1].T, (reading, seen)
 
@@ -337,14 +336,14 @@ class Separable:
         move(theta, {**of_documents, **of_weights, **firsts}, rate)
 
     def _forward(self, theta: Theta, side: str, seen: list[Any]) -> list[Array]:
-        """The inputs of all layers from those of the first few, and the output."""
+        """Run the remaining layers; return all layer inputs and the output."""
         for i in range(len(seen) - 1, self.depth):
             Z = seen[-1] @ theta[f"{side}.{i}"] + theta[f"{side}.{i}.shift"]
             seen = [*seen, operations(Z).rectify(Z) if i + 1 < self.depth else Z]
         return seen
 
     def _backward(self, theta: Theta, side: str, seen: list[Array], D: Array) -> tuple[Array, dict[str, Array]]:
-        """∂J at the output of layer 0 before its rectifier, and the gradients of all later layers."""
+        """Return ∂J at the output of layer 0 before its rectifier, and the gradients of all later layers."""
         gradients: dict[str, Array] = {}
         for i in range(self.depth - 1, 0, -1):
             gradients[f"{side}.{i}"] = seen[i].T @ D
@@ -354,7 +353,7 @@ class Separable:
 
 
 CRITICS = Choice({"concat": Concat(), "separable": Separable()})
-"""Networks that judge which weights belong to which document."""
+"""Critics by name."""
 
 BOUNDS = Choice({"dv": ClippedBound(), "js": JensenShannon()})
-"""Slopes by which a critic learns."""
+"""Bounds whose gradients train a critic, by name."""

@@ -1,4 +1,4 @@
-"""Projected stochastic gradient descent on W and H by mini-batches of documents."""
+"""Projected stochastic gradient descent on W and H over mini-batches of documents."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class DescentResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """`epochs` passes over documents in new order, by batches S of nearly `batch` of them (FedNMF+MI, Alg. 1):
+    """`epochs` passes over shuffled documents, in batches S of about `batch` documents (FedNMF+MI, Alg. 1):
 
         L = (1/b) ‖X_S − W_S H‖² − λ Î(θ; X_S, W_S)
         1.  H   ← [H − rate ∂L/∂H]₊        ∂L/∂H   = (2/b) (W_SᵀW_S H − W_SᵀX_S)
         2.  W_S ← [W_S − rate ∂L/∂W_S]₊    ∂L/∂W_S = (2/b) (W_S HHᵀ − X_SHᵀ) − λ ∂Î/∂W_S, with the new H
         3.  θ   ← θ + rate ∂Î/∂θ           with the new W_S
 
-    [·]₊ is the projection on what is not negative, which the paper leaves out. A document is in one batch of an epoch,
-    so its step shrinks with b, while H takes n/b of them: `weight_step="document"` moves W_S by b times the gradient,
-    each document by that of its own error. Products with X are sparse; those with WᵀW and HHᵀ take the cheaper order.
+    [·]₊ is the projection onto non-negative numbers, which the paper omits. A document is in one batch per epoch, so
+    its step shrinks with b, while H takes n/b steps. `weight_step="document"` moves W_S by b times the gradient, i.e.
+    each document by the gradient of its own error. Products with X are sparse; those with WᵀW and HHᵀ use the cheaper
+    order.
     """
 
     epochs: int = 10
@@ -53,12 +54,12 @@ class Descent:
         for name in ("epochs", "batch"):
             whole_number(f"Descent: {name}", getattr(self, name))
         if not isinstance(self.rate, Real) or not 0 < self.rate < float("inf"):
-            raise ParameterError(f"The rate of descent must be a number above 0; got {self.rate!r}.")
+            raise ParameterError(f"rate must be a number above 0; got {self.rate!r}.")
         if self.weight_step not in WEIGHT_STEPS:
-            raise ParameterError(f'weight_step is "batch" or "document"; got {self.weight_step!r}.')
+            raise ParameterError(f'weight_step must be "batch" or "document"; got {self.weight_step!r}.')
 
     def run(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> DescentResult:
-        """All epochs; arguments stay as they are."""
+        """Run all epochs; arguments are not modified."""
         Ht, theta, seen = Ht + 0, {name: array + 0 for name, array in theta.items()}, float("nan")
         must_have_topics = bool((Ht > 0).any()) and float(documents.counts.sum()) > 0
         buffers = self._replay_buffers("learn", self._learn_on, documents, Ht, theta)
@@ -75,7 +76,7 @@ class Descent:
         return DescentResult(W, Ht, theta, float(seen))
 
     def fit_weights(self, documents: Documents, W: Array, Ht: Array, theta: Theta, draw: np.random.Generator) -> Array:
-        """Epochs of step 2 alone: weights for topics and a critic that stay as they are, information included."""
+        """Run step 2 only: fit weights, with mutual information, while topics and critic stay fixed."""
         on, gram = operations(Ht), Ht.T @ Ht
         buffers = self._replay_buffers("settle", self._fit_weights_on, documents, Ht, theta)
         for _ in range(self.epochs):
@@ -108,14 +109,14 @@ class Descent:
         return settled, Ht, self._mean(total, batch_bounds(len(documents), self.batch))
 
     def _learn(self, on: ModuleType, batch: Batch, W_S: Array, Ht: Array, spare: Array, theta: Theta) -> Array | float:
-        """Steps 1 to 3; the new Hᵀ is in `spare`. Returns Î."""
+        """Take steps 1 to 3; the new Hᵀ is in `spare`. Return Î."""
         moved = self._move_topics(on, batch, W_S, Ht, spare)
         reading = self.information.read(theta, batch)
         self._move_weights(on, W_S, fit_gradient(on, batch, W_S, moved) - self.information.pull(theta, reading, W_S))
         return self.information.learn(theta, batch, reading, W_S, self.rate)
 
     def _fit_weights(self, on: ModuleType, batch: Batch, W_S: Array, Ht: Array, gram: Array, theta: Theta) -> None:
-        """Step 2 with Hᵀ and θ as they are."""
+        """Take step 2 with fixed Hᵀ and θ."""
         fit = (2.0 / len(batch)) * (W_S @ gram - on.times(batch, Ht))
         pull = self.information.pull(theta, self.information.read(theta, batch), W_S)
         self._move_weights(on, W_S, fit - pull)
@@ -129,7 +130,7 @@ class Descent:
         self._fit_weights(operations(W_S), batch, W_S, buffers.Ht, buffers.gram, buffers.theta)
 
     def _replay_buffers(self, kind: str, step: Any, documents: Documents, Ht: Array, theta: Theta) -> Any:
-        """Where a GPU repeats a step by itself; None where steps are taken one by one."""
+        """Buffers for replaying recorded steps on a GPU; None if steps are launched one by one."""
         if isinstance(Ht, np.ndarray):
             return None
         from partsong.methods.mutual_information import replay as replayed
@@ -139,7 +140,7 @@ class Descent:
         return replayed.replay_buffers(kind, self.batch, self, step, documents, Ht, theta)
 
     def _mean(self, total: Array | float, cuts: Sequence[int]) -> Array | float:
-        """Of estimates over all batches that have one."""
+        """The mean of estimates over the batches that have one."""
         count = sum(last - first > 1 for first, last in pairwise(cuts))
         return total / count if count and self.information.strength else float("nan")
 
@@ -156,22 +157,22 @@ class Descent:
         return on.rectify(out)
 
     def _move_weights(self, on: ModuleType, W_S: Array, gradient: Array) -> None:
-        """[W_S − rate · gradient]₊ in place; with b times the gradient where documents count for themselves."""
+        """[W_S − rate · gradient]₊ in place; with b times the gradient for weight_step "document"."""
         W_S -= self.rate * (len(W_S) if self.weight_step == "document" else 1) * gradient
         on.rectify(W_S)
 
     def _require_sound(self, epoch: int, Ht: Array, theta: Theta, must_have_topics: bool) -> None:
-        """Refuse numbers that have run away, or topics that have all fallen to zero."""
+        """Raise if numbers diverged or all topics collapsed to zero."""
         is_finite = all(np.isfinite(float(array.sum())) for array in (Ht, *theta.values()))
         has_collapsed = is_finite and must_have_topics and not bool((Ht > 0).any())
         if is_finite and not has_collapsed:
             return
-        fate = "all topics have fallen to zero" if has_collapsed else "numbers grew beyond all measure"
-        critic = "" if isinstance(self.information, NoInformation) else ", or a smaller rate for the critic"
+        fate = "all topics collapsed to zero" if has_collapsed else "the descent diverged"
+        critic = "" if isinstance(self.information, NoInformation) else ", a smaller critic_rate"
         raise DivergenceError(
             f"In epoch {epoch + 1} of {self.epochs} {fate}: the steps are too large for these counts "
-            f"(rate={self.rate:g}, batch={self.batch}, weight_step={self.weight_step!r}). Take a smaller rate{critic}, "
-            "or tf-idf with rows of norm 1 in place of counts."
+            f"(rate={self.rate:g}, batch={self.batch}, weight_step={self.weight_step!r}). Use a smaller rate{critic}, "
+            "or tf-idf rows of norm 1 instead of counts."
         )
 
 

@@ -1,4 +1,4 @@
-"""What descent and critics do with NumPy arrays; `on_torch` does the same with tensors, on their own device."""
+"""Array operations of descent and critics for NumPy; `torch_backend` has the same for tensors."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def unit(size: int, like: np.ndarray) -> np.ndarray:
 
 
 def places(order: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Positions as an index into arrays of this kind."""
+    """Convert positions to an index for arrays of this kind."""
     return order

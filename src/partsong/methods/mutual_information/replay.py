@@ -1,9 +1,9 @@
-"""Descent on a GPU without its host: a step on a batch is recorded once, and replayed for every batch after it.
+"""Descent on a GPU with CUDA graphs: a step is recorded once and replayed for every later batch.
 
-A step is some hundred small operations, each of which takes a host longer to ask for than a GPU to do. All that a step
-reads and writes stays in place here, and which batch is next is counted on the device, so that a recording of it
-(a CUDA graph) is right for every batch of its size. Batches are padded with words that occur zero times to the most
-that a batch of that size can have (`PaddedBatch`).
+A step is about a hundred small operations, and launching each takes the host longer than the GPU needs to run it. All
+inputs and outputs of a step keep their addresses, and the batch counter is on the device, so one recording (a CUDA
+graph) serves every batch of its size. Batches are padded with zero counts to the largest size they can have
+(`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from partsong.methods.mutual_information.batches import Documents, batch_bounds
 from partsong.methods.mutual_information.padded_batch import PaddedBatch
 
 Step = Callable[[PaddedBatch, Tensor, "ReplayBuffers"], Tensor | None]
-"""Moves W_S in place, and what is on the workbench; returns an estimate that is summed up, or none."""
+"""Updates W_S and the buffers in place; returns an estimate to be summed, or None."""
 
 WORTH = 64
-"""Fewer batches than this are not worth a recording."""
+"""Minimum number of batches for which recording pays off."""
 KEPT = 4
-"""Workbenches of a thread, which stay on the device until others take their place or the thread ends."""
+"""Number of buffer sets that a thread keeps on the device."""
 LARGEST = 8
-"""Times as many entries as there are, and no more, may be padded: one long document makes all batches as long."""
+"""Largest ratio of padded to actual entries: one long document makes all batches as long."""
 _kept = threading.local()
 _one_at_a_time = threading.Lock()
 
 
 class ReplayBuffers:
-    """Arrays that stay where they are: Hᵀ (V × k), its double, HHᵀ, θ, and the documents of an epoch batch by batch."""
+    """Arrays with fixed addresses: Hᵀ (V × k), a second Hᵀ, HHᵀ, θ, and the documents of an epoch by batch."""
 
     def __init__(self, key: Any, step: Step, documents: Documents, Ht: Tensor, theta: Mapping[str, Tensor]) -> None:
         n, capacity, batch = len(documents), _capacity(documents, key[1]), key[1]
@@ -60,14 +60,14 @@ class ReplayBuffers:
         self.recordings: dict[int, Any] = {}
 
     def load(self, Ht: Tensor, theta: Mapping[str, Tensor]) -> None:
-        """Begin from these."""
+        """Copy the start values into the buffers."""
         self.Ht.copy_(Ht)
         torch.matmul(self.Ht.T, self.Ht, out=self.gram)
         for name, array in theta.items():
             self.theta[name].copy_(array)
 
     def epoch(self, documents: Documents, W: Tensor, order: np.ndarray) -> tuple[Tensor, Tensor]:
-        """One pass in this order: weights after it, and the sum of all estimates."""
+        """Run one epoch in this order; return the weights and the sum of all estimates."""
         places = torch.from_numpy(order).to(W.device)
         self._lay(documents, order)
         torch.index_select(W, 0, places, out=self.moving)
@@ -77,13 +77,13 @@ class ReplayBuffers:
             self._next(last - first)
         if int(self.counter) != len(self.cuts) - 1:
             taken = f"{int(self.counter)} of {len(self.cuts) - 1} recorded steps"
-            raise PartsongError(f"The GPU took {taken}: a fault of ours. Learn on the CPU, and tell us.")
+            raise PartsongError(f"The GPU took {taken}. This is a bug in partsong. Use the CPU, and report it.")
         settled = torch.empty_like(W)
         settled[places] = self.moving
         return settled, self.total
 
     def _lay(self, documents: Documents, order: np.ndarray) -> None:
-        """Documents in their new order, each batch in a row of its own."""
+        """Lay out documents in their new order, one batch per row."""
         lengths, cuts = np.diff(documents.starts)[order], np.asarray(self.cuts)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         batch = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
@@ -102,7 +102,7 @@ class ReplayBuffers:
         self.starts.copy_(torch.from_numpy(laid))
 
     def _next(self, size: int) -> None:
-        """The next batch: done step by step the first time, recorded the second, replayed from then on."""
+        """Process the next batch: run directly the first time, recorded the second, replayed from then on."""
         if self.Ht.device.type != "cuda" or size not in self.recordings:
             self.recordings[size] = None
             return self._work(size)
@@ -112,7 +112,7 @@ class ReplayBuffers:
             self.recordings[size].replay()
 
     def _recorded(self, size: int) -> Any:
-        """A step that was not taken, only written down; by one thread at a time."""
+        """Record a step without running it; one thread at a time."""
         recording, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.Ht.device)
         with _one_at_a_time, torch.cuda.graph(recording, stream=stream, capture_error_mode="thread_local"):
             self._work(size)
@@ -133,7 +133,7 @@ class ReplayBuffers:
 
 
 def is_worth_it(documents: Documents, Ht: Any, batch: int, epochs: int) -> bool:
-    """On a GPU, often enough, and without a document that is much longer than others."""
+    """Whether replay pays off: on a GPU, with enough batches, and no document much longer than the others."""
     number = -(-len(documents) // batch)
     is_even = number * _capacity(documents, batch) <= LARGEST * max(1, int(documents.starts[-1]))
     return bool(Ht.is_cuda) and epochs * number >= WORTH and is_even
@@ -142,9 +142,9 @@ def is_worth_it(documents: Documents, Ht: Any, batch: int, epochs: int) -> bool:
 def replay_buffers(
     kind: str, batch: int, maker: Any, step: Step, documents: Documents, Ht: Tensor, theta: Mapping[str, Tensor]
 ) -> ReplayBuffers:
-    """The one that this thread used for such documents and steps before, or a new one; ready to begin from Hᵀ and θ.
+    """Return this thread's buffers for such documents and steps, cached or new, loaded with Hᵀ and θ.
 
-    `maker` is what the step belongs to: equal ones have equal steps.
+    `maker` is the object that owns the step; equal objects have equal steps.
     """
     sizes = (len(documents), _capacity(documents, batch), tuple(Ht.shape), Ht.dtype, str(Ht.device))
     key = (kind, batch, maker, *sizes)
@@ -160,7 +160,7 @@ def replay_buffers(
 
 
 def _capacity(documents: Documents, batch: int) -> int:
-    """Words in the longest documents that could meet in a batch, up to an eighth of a power of two."""
+    """Entries of the longest documents that can meet in a batch, rounded up to limit the number of sizes."""
     most = int(np.sort(np.diff(documents.starts))[-batch:].sum())
     grain = max(1, (1 << most.bit_length()) // 16)
     return max(1, -(-most // grain) * grain)

@@ -1,4 +1,4 @@
-"""What descent and critics do with torch tensors: the formulas of `on_numpy`, on the tensors' own device."""
+"""Array operations of descent and critics for torch tensors, on their own device; same formulas as `numpy_backend`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_transposed(batch: Any, F: Tensor, scale: float, out: Tensor) -> None:
 
 
 def _entries(batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Words and counts of a batch, and where each document starts."""
+    """Words and counts of a batch, and the start of each document."""
     if isinstance(batch, PaddedBatch):
         return batch.words, batch.counts, batch.starts
     begin, end = int(batch.starts[batch.first]), int(batch.starts[batch.last])
@@ -33,7 +33,7 @@ def _entries(batch: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _owners(batch: Any) -> Tensor:
-    """Which document of the batch each word belongs to."""
+    """The document of each entry, within the batch."""
     if isinstance(batch, PaddedBatch):
         return batch.owners
     return batch.documents.owners[int(batch.starts[batch.first]) : int(batch.starts[batch.last])] - batch.first
@@ -88,10 +88,10 @@ def log(Z: Tensor) -> Tensor:
 
 
 def unit(size: int, like: Tensor) -> Tensor:
-    """The identity, in the type and place of `like`."""
+    """The identity, with the type and device of `like`."""
     return torch.eye(size, dtype=like.dtype, device=like.device)
 
 
 def places(order: np.ndarray, like: Tensor) -> Tensor:
-    """Positions as an index into arrays of this kind."""
+    """Convert positions to an index for arrays of this kind."""
     return torch.from_numpy(order).to(like.device)
