@@ -1,4 +1,4 @@
-"""Recover rows of sparse data from few sums WᵀX: lone columns (with a single non-zero row) and non-negative dictionary search."""
+"""Recover rows of sparse data from few sums WᵀX: lone columns and non-negative dictionary search."""
 
 from __future__ import annotations
 

@@ -447,7 +447,7 @@ def test_who_fell_silent_in_a_masked_sum_is_found_by_what_the_others_have_signed
     known = recompute_uploads(again, program, layout, shards)
     for index, (found, done) in enumerate(zip(again, shown, strict=True)):
         assert tuple(found.models) == done.participants
-        assert found.unheard == tuple(heard.get(index, ()))
+        assert found.dropouts == tuple(heard.get(index, ()))
         sent = {name: np.asarray(upload["cross"]) for name, _, upload in done.traffic}
         assert_allclose(found.total["cross"], sum(sent.values()), rtol=1e-6, atol=1e-6)
         for name, upload in sent.items():
