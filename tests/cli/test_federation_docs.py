@@ -12,7 +12,8 @@ import pytest
 from typer.main import get_command
 
 import partsong
-from partsong.cli.main import PLACES, app
+from partsong.cli.main import COMMANDS as TABLE
+from partsong.cli.main import app
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy
 from partsong.federation.setup.credentials import README
@@ -79,7 +80,7 @@ OPTIONS = re.compile(r"^\| ((?:`-[\w-]+`(?:, )?)+)", re.MULTILINE)
 
 def commands():
     for group in ("federation", "audit"):
-        for name, command in PLACES[group].load(group).commands.items():
+        for name, command in TABLE[group].load(group).commands.items():
             yield f"{group} {name}", command
 
 

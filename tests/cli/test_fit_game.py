@@ -286,7 +286,7 @@ class TestKnownCells:
             assert f"{name}.npy: {why}" in refused.stderr
         np.save("nothing.npy", np.full((4, 3), np.nan))
         refused = invoke("fit", "nothing.npy", *self.FIT, "--missing", "ignore", "-o", "m.safetensors", code=1)
-        assert "No cell is known" in refused.stderr
+        assert "no known cell" in refused.stderr
         (tmp_path / "text.csv").write_text("a,b,c\n1,2,\n3,four,5\n")
         refused = invoke("fit", "text.csv", *self.FIT, "--missing", "ignore", "-o", "m.safetensors", code=1)
         assert "1 cell(s) are not numbers: line 3, column 'b' reads 'four'" in refused.stderr
@@ -317,7 +317,7 @@ class TestKnownCells:
 
     @pytest.mark.parametrize("name", ["gaps.csv", "gaps.npy"])
     def test_check_tells_of_the_way_out(self, invoke, gaps, name):
-        way = "`partsong fit` can leave out cells that are not known: --solver game --missing ignore."
+        way = "`partsong fit` can ignore unknown cells: use --solver game --missing ignore"
         done = invoke("check", name, code=1)
         assert way in done.stdout + done.stderr
         said = json.loads(invoke("check", name, "--json", code=1).stdout)
@@ -344,4 +344,4 @@ def test_a_game_between_parties_needs_parts(invoke, tmp_path):
     for name in ("empty", "nowhere"):
         refused = invoke("fit", name, "--method", "game", "-o", "m.safetensors", code=2)
         said = " ".join(re.sub(r"[^\w`\-;,.:]", " ", refused.stderr).split())
-        assert "DATA is a file, another folder, or not there. Use --solver." in said
+        assert "DATA is a file, another folder, or missing. Use --solver." in said

@@ -135,7 +135,7 @@ def test_who_was_not_there_when_a_run_began_does_not_come_later(told, invoke, pa
     told(*begin, "--rounds", 3, "-o", "half.safetensors", "--checkpoint", "c.ckpt")
     replace_part("party-02", X=well)
     again = ["fit", parts, "--resume", "c.ckpt", "--rounds", 7, "-o", "joined.safetensors"]
-    assert "began without it" in invoke(*again).stderr
+    assert "started without it" in invoke(*again).stderr
     np.testing.assert_array_equal(components("whole"), components("joined"))
     assert "another run; these differ: parties" in invoke(*again, "--on-party-error", "raise", code=1).stderr
 

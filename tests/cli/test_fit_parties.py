@@ -55,7 +55,7 @@ def test_local_only_has_one_round(told, invoke, parts):
     words = ["fit", parts, "-k", 3, "-o", "m.safetensors", "--method", "local-only"]
     assert told(*words)["iterations"] == 1
     shown = invoke(*words).stdout
-    assert "one round" in shown
+    assert "only round" in shown
     assert "not converged" not in shown
     assert "not converged" in invoke("fit", parts, "-k", 3, "-o", "m.safetensors", "--rounds", 1).stdout
     invoke(*words, "--rounds", 5, code=2)
@@ -236,7 +236,7 @@ def test_what_is_told(told, parts, options, unit, tmp_path):
 def test_people_are_told_too(invoke, parts):
     out = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--secure-aggregation").stdout
     assert "ε = 3 spent at δ = 1e-05, unit row (add-or-remove)" in out
-    assert "known in this simulation only" in out
+    assert "known only in this simulation" in out
     assert "single uploads were seen by nobody" in out
 
 
@@ -418,13 +418,13 @@ def _mark_closed(path):
 def test_accounts_are_not_overwritten(invoke, parts):
     begin = ["fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--rounds", 2, "--checkpoint", "c.ckpt"]
     invoke(*begin)
-    assert "spent on privacy" in invoke(*begin, code=1).stderr
+    assert "privacy budget" in invoke(*begin, code=1).stderr
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--epsilon", 3], "say whom ε protects"),
+        (["--epsilon", 3], "needs the unit it protects"),
         (["--epsilon", 0, "--unit", "row", "--row-bound", 4], "--epsilon must be"),
         (["--epsilon", "nan", "--unit", "row", "--row-bound", 4], "--epsilon must be"),
         (["--epsilon", 3, "--unit", "row"], "--row-bound"),
@@ -432,8 +432,8 @@ def test_accounts_are_not_overwritten(invoke, parts):
         ([*ROW, "--method", "fedavg"], "sums over rows"),
         (["--epsilon", 3, "--unit", "party"], "each sends its own H"),
         ([*ROW[:2], *ROW[4:], "--delta", 1], "below 1"),
-        ([*ROW, "--clip", 1], "not for --unit row"),
-        ([*PARTY, "--row-bound", 1], "not for --unit party"),
+        ([*ROW, "--clip", 1], "does not apply to --unit row"),
+        ([*PARTY, "--row-bound", 1], "does not apply to --unit party"),
         ([*ROW, "--relation", "zero-out"], "--relation"),
         ([*ROW, "--time-budget", 5], "no measurement"),
         ([*ROW, "--tol", 0.1], "no measurement"),
@@ -509,7 +509,7 @@ class TestReport:
     def test_traffic_that_is_too_much_is_let_go(self, told, parts, tmp_path, monkeypatch):
         monkeypatch.setattr(fit_report, "MOST_BYTES", 1000)
         told("fit", parts, "-k", 3, "--rounds", 3, "-o", "m.safetensors", "--report", "r.html")
-        assert "More was sent than is kept" in (tmp_path / "r.html").read_text()
+        assert "The traffic is too large" in (tmp_path / "r.html").read_text()
         witness, message = fit_report.Witness(), Message({"H": np.zeros(60)})
         monkeypatch.setattr(compare.Recorder, "record", lambda self, done, row: None)
         for _ in range(3):

@@ -104,11 +104,11 @@ def test_sigterm_goes_the_same_way(told, data_npy, monkeypatch):
 
 
 def test_sigterm_while_the_data_are_read(told, data_npy, monkeypatch, tmp_path):
-    monkeypatch.setattr(fit_session, "read_holdings", lambda *given, **more: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(fit_session, "read_data", lambda *given, **more: signal.raise_signal(signal.SIGTERM))
     said = told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=143)
     assert said == {"error": "Interrupted; no result was saved.", "type": "KeyboardInterrupt", "exit_code": 143}
     assert not (tmp_path / "m.safetensors").exists()
-    monkeypatch.setattr(fit_session, "read_holdings", lambda *given, **more: press())
+    monkeypatch.setattr(fit_session, "read_data", lambda *given, **more: press())
     assert told("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=130)["exit_code"] == 130
 
 
@@ -124,7 +124,7 @@ def test_somebody_elses_handler_of_sigterm_stays(invoke, data_npy, monkeypatch):
 
 
 def test_while_the_data_are_read(invoke, data_npy, monkeypatch, tmp_path):
-    monkeypatch.setattr(fit_session, "read_holdings", lambda *given, **more: press())
+    monkeypatch.setattr(fit_session, "read_data", lambda *given, **more: press())
     result = invoke("fit", data_npy, "-k", 3, "-o", "m.safetensors", code=130)
     assert "Interrupted" in result.stderr
     assert not (tmp_path / "m.safetensors").exists()

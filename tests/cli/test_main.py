@@ -20,7 +20,7 @@ import typer
 import partsong
 from partsong.cli import main
 from partsong.cli.main import app
-from partsong.console.output import guarded, plain
+from partsong.console.output import handle_errors, plain
 from partsong.errors import (
     BrokenChain,
     DataError,
@@ -193,7 +193,7 @@ def test_help_tells_of_the_object(invoke):
 
 
 def test_the_list_of_commands_has_what_commands_say_of_themselves():
-    for name, place in main.PLACES.items():
+    for name, place in main.COMMANDS.items():
         first = inspect.cleandoc(place.load(name).help).split("\n\n")[0].replace("\n", " ")
         assert place.summary == first, name
 
@@ -201,9 +201,9 @@ def test_the_list_of_commands_has_what_commands_say_of_themselves():
 def test_the_list_of_commands_loads_none_of_them():
     script = "import sys; from partsong.cli.main import app\ntry: app(['--help'])\nfinally: print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert "Learn parts from data" in done.stdout, done.stderr
+    assert "Factorize data" in done.stdout, done.stderr
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert not loaded & {place.module for place in main.PLACES.values()}
+    assert not loaded & {place.module for place in main.COMMANDS.values()}
     assert "numpy" not in loaded
 
 
@@ -237,7 +237,7 @@ def test_json_tells_of_faults_of_our_own(invoke, data_npy, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("never foreseen")
 
-    monkeypatch.setattr(fit_session, "estimator_of", lambda *given, **more: fail())
+    monkeypatch.setattr(fit_session, "build_estimator", lambda *given, **more: fail())
     result = invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--json", code=1)
     said = json.loads(result.stdout.splitlines()[-1])
     assert said == {"error": "never foreseen", "type": "ZeroDivisionError", "exit_code": 1}
@@ -276,7 +276,7 @@ def test_a_spoilt_clock_is_told_before_the_fit(invoke, data_npy, monkeypatch, tm
 def told_by(arguments, error):
     """The message of an error that leaves a command with these arguments."""
 
-    @guarded
+    @handle_errors
     def command(**_):
         raise error
 
@@ -326,7 +326,7 @@ def test_an_error_keeps_what_it_carries(error):
 
 
 def test_warnings_of_a_command_are_lines(capsys):
-    @guarded
+    @handle_errors
     def command():
         for _ in range(2):
             warnings.warn("The model is zero.", EmptyModelWarning, stacklevel=1)

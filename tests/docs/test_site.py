@@ -27,7 +27,7 @@ def pages(tmp_path_factory):
 
 
 def commands():
-    for name, place in command_line.PLACES.items():
+    for name, place in command_line.COMMANDS.items():
         yield from inner(place.load(name), f"partsong {name}")
 
 

@@ -1,4 +1,4 @@
-"""`partsong attack`: what others could work out from the recorded traffic of a run."""
+"""`partsong attack`: reconstruct rows, entries or membership from the recorded traffic of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partsong.attacks.runner import Attacker, RecordedRun, findings
 from partsong.cli.inputs import with_known_cells
 from partsong.cli.model import matched
 from partsong.console.options import AsJson, Header, Key, Label, Transpose, examples, one_of
-from partsong.console.output import facts, guarded, put_json, put_table, require_writable, visible
+from partsong.console.output import facts, handle_errors, put_json, put_table, require_writable, visible
 from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
 from partsong.data.table import Table
@@ -31,11 +31,11 @@ from partsong.training.traffic import TrafficRecord, read_record
 
 ATTACKERS = ("server", "colluders")
 SEEN = {
-    "server": ("every upload", "sums alone: uploads were masked"),
-    "colluders": ("the sum, and what all others have sent",) * 2,
+    "server": ("every upload", "sums only: uploads were masked"),
+    "colluders": ("the sum, and what all other parties sent",) * 2,
 }
-"""By attacker, in the open and under masks."""
-WITHOUT_TRUTH = "No --data: what was found is described, and not compared with rows."
+"""What an attacker sees, without and with secure aggregation."""
+WITHOUT_TRUTH = "No --data: findings are described, not compared with rows."
 EPILOG = examples(
     "partsong fit parts/ -k 10 --run-folder run --record && partsong attack run",
     "partsong attack run --data parts/ --attacker colluders",
@@ -44,13 +44,13 @@ EPILOG = examples(
 )
 
 
-@guarded
+@handle_errors
 def attack(
     runs: Annotated[
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="The --run-folder of a fit with --record; of several, all uploads count together.",
+            help="The --run-folder of a fit with --record. The uploads of several runs are attacked together.",
             show_default=False,
         ),
     ],
@@ -58,28 +58,28 @@ def attack(
         list[Path],
         typer.Option(
             "--data",
-            help="Rows to hold the findings against: the folder of parts, or with --party that party's file. Once for "
-            "each. None of it is shown.",
+            help="Rows to compare the findings with: the folder of parts or, with --party, that party's file. "
+            "Repeatable. The rows are not shown.",
             show_default=False,
         ),
     ] = [],  # noqa: B006  # typer copies it
     attacker: Annotated[
         str,
         typer.Option(
-            help="server: whoever reads the server's inbox; colluders: all parties but one, who know the sum.",
+            help="server: sees what the server receives; colluders: all parties but one, who know the sum.",
             callback=one_of(ATTACKERS),
         ),
     ] = ATTACKERS[0],
     party: Annotated[
-        str | None, typer.Option(help="Attack this party alone.", show_default="every party in turn")
+        str | None, typer.Option(help="Attack only this party.", show_default="every party in turn")
     ] = None,
     candidates: Annotated[
         Path | None,
         typer.Option(
-            help="Rows to test for membership, with the columns of the run; with --data also how well the tests do."
+            help="Rows to test for membership, with the columns of the run. With --data, the accuracy of the test too."
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="How long all searches together may take.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=0, help="Time limit for all searches together.")] = 120.0,
     report: Annotated[Path | None, typer.Option(help="Also write the findings as a page (.html).")] = None,
     label: Label = None,
     transpose: Transpose = False,
@@ -87,11 +87,12 @@ def attack(
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it.
+    """Attack a recorded run as an honest-but-curious server, or as all parties but one.
 
-    The first line is the severity: the worse of what follows from rounds, components and rows alone, and what was
-    found. guess: who holds a record may guess that it was used; membership: can tell; entries, rows: values, or whole
-    rows, may be computed back; unknown: only H was sent, for which no law is known; bounded: uploads had noise.
+    The first line is the severity: the worse of what follows from the numbers of rounds, components and rows, and of
+    what was found. guess: someone with a record may guess that it was used; membership: can tell; entries, rows:
+    values or whole rows can be reconstructed; unknown: only H was sent, for which no law is known; bounded: uploads
+    had noise.
     """
     require_writable("--report", report, (".html",))
     wanted = ReadOptions(label, transpose, key, header)
@@ -138,14 +139,14 @@ def attack(
 
 
 def _as_json(each: PartyFindings) -> dict[str, Any]:
-    """A party's findings in plain values."""
+    """Return a party's findings as plain values."""
     found = None if each.found_level is None else str(each.found_level)
     own = {"severity": str(each.severity), "by_law": str(each.by_law), "found": found}
     return {**asdict(each), **own, "verdict": each.verdict}
 
 
 def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
-    by = f"by the numbers: {summary['by_law']}; found: {summary['found'] or 'nothing beyond that'}"
+    by = f"by the law: {summary['by_law']}; found: {summary['found'] or 'nothing beyond that'}"
     lines = {
         "severity": f"{summary['severity']} ({by}; worst for {summary['worst_party']})",
         "method": summary["method"],
@@ -157,36 +158,36 @@ def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     typer.echo("\n".join([*shown, *([] if summary["compared_with"] else [WITHOUT_TRUTH]), ""]))
     rows = []
     for each in found:
-        what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or f"by the numbers: {each.by_law}"
+        what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or f"by the law: {each.by_law}"
         what += "".join(f"\n{_tested(test)}" for test in each.membership)
         what += "" if each.largest_share is None else f"\nlargest share of one row in a sum: {each.largest_share:.0%}"
         cells = (each.party, str(each.severity), each.left, "\n".join(each.tried) or "no attack", what)
         rows.append(["\n".join(map(visible, cell.split("\n"))) for cell in cells])
-    put_table(("party", "severity", "left it", "tried", "recovered"), rows)
+    put_table(("party", "severity", "sent", "attacks", "recovered"), rows)
     for note in dict.fromkeys(note for each in found for note in each.notes):
         typer.echo(f"\n{visible(note)}")
     typer.echo(f"\n{visible(summary['verdict'])}")
 
 
 def _tested(test: Any) -> str:
-    """A test of membership, in words."""
+    """Describe a membership test."""
     how = f"membership by {test.test}, {test.candidates} candidates"
     if test.auc is None:
-        return f"{how}: the AUC is not known; it takes the rows, some that were not used, and enough time"
+        return f"{how}: AUC unknown; computing it needs the rows, some unused rows, and enough time"
     return f"{how}: AUC {test.auc:.2f}"
 
 
 # ---- recorded runs -----------------------------------------------------------------------------------------------
 
 BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What code for sound settings raises on others."""
+"""Errors that invalid settings can cause."""
 MOST_BLANK = 1000
-"""H may have so many times as many numbers as were sent in all, and no more."""
+"""Maximum ratio of the size of H to the number of values sent in total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The folder of a fit with --record: its estimator, not fitted, and what parties sent."""
+    """The run folder of a fit with --record: its unfitted estimator and the recorded traffic."""
 
     folder: Path
     estimator: FederatedNMF
@@ -194,51 +195,55 @@ class Recorded:
 
     @staticmethod
     def read(run: Path, party: str | None) -> Recorded:
-        """Refuse a folder that holds no recorded run between parties, or none in which `party` took part."""
+        """Read a run folder; refuse one without recorded traffic, or a run in which `party` did not take part."""
         folder = resolve_path(run)
         if not folder.is_dir():
-            raise FileError(f"{run}: there is no such folder. Name the --run-folder of a fit with --record.")
+            raise FileError(f"{run}: no such folder. Pass the --run-folder of a fit with --record.")
         found = Recorded(folder, estimator_of(folder), read_record(folder))
         parties = found.record.parties
         if party is not None and party not in parties:
-            raise ParameterError(f"{run}: no party is called {party!r}. There are {', '.join(parties[:5])}.")
+            raise ParameterError(f"{run}: no party is called {party!r}. Use one of {', '.join(parties[:5])}.")
         return found
 
     def rows_of(self, data: Sequence[Path], party: str | None, wanted: ReadOptions) -> dict[str, Table]:
-        """Tables by party, with their columns in the order of the run."""
+        """Read the rows of parties, with columns in the order of the run."""
         parties = self.record.parties
         found: dict[str, Table] = {}
         for path in data:
             if is_parts_folder(resolve_path(path)):
                 found |= read_parts(resolve_path(path))
             elif party is None and len(parties) > 1:
-                raise typer.BadParameter(f"{path}: say whose rows these are by --party.", param_hint="--data")
+                raise typer.BadParameter(
+                    f"{path}: the party of these rows is unknown. Name it with --party.", param_hint="--data"
+                )
             else:
                 found[party or parties[0]] = read_table(path, wanted)
         known = {name: table for name, table in found.items() if name in parties}
         if data and not known:
-            raise FileError(f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run.")
+            raise FileError(
+                f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run. Pass the rows of this run."
+            )
         return {name: with_known_cells(self.matched(table), self.estimator.missing) for name, table in known.items()}
 
     def matched(self, table: Table) -> Table:
-        """The table with the columns of the run: by name where its model is there, else as it is."""
+        """Return the table with the columns of the run, matched by name if the run folder has a model."""
         width = self.record.n_features
         if (self.folder / MODEL).is_file():
             return matched(table, load_model(self.folder / MODEL), drop_extra=False)
         if width is not None and table.X.shape[1] != width:
             raise ShapeError(
-                f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Bring its own rows."
+                f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Pass the rows of this run."
             )
         return table
 
     def run_with(self, rows: Mapping[str, Table]) -> RecordedRun:
-        """The run as it was set up; a party whose rows are not at hand has a blank one in their place."""
+        """Return the run as it was set up; parties without rows get one blank row."""
         try:
             blank = with_known_cells(self._blank(), self.estimator.missing)
             tables = {name: rows.get(name, blank).X for name in self.record.parties}
             fit = self.estimator.simulation(tables)
         except (PartsongError, *BROKEN) as error:
-            raise FormatError(f"{self.folder}: its traffic is not that of its settings.json: {error}") from error
+            raise FormatError(f"{self.folder}: traffic and settings.json do not match: {error}") from error
         return RecordedRun(
             self.record.traffic,
             fit.program,
@@ -250,24 +255,26 @@ class Recorded:
         )
 
     def _blank(self) -> Table:
-        """One row of ones, as wide as the data were; refused where that is more than the traffic can be about."""
+        """Return one row of ones with the width of the data; refuse a width that does not fit the traffic."""
         k, width = self.estimator.n_components, self.record.n_features
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
         if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
-            raise FormatError(f"{k} components of {width} columns are not what this traffic is about.")
+            raise FormatError(
+                f"{k} components of {width} columns do not match this traffic. Restore the run folder, or record again."
+            )
         return Table(np.ones((1, width), self.estimator.dtype))
 
 
 def estimator_of(folder: Path) -> FederatedNMF:
-    """The estimator of a recorded run, from its settings.json; whatever is not as we write it is a FormatError."""
+    """Build the estimator of a recorded run from its settings.json; invalid settings are a FormatError."""
     path, written = folder / SETTINGS, RunFolder(folder).settings()
     if written.get("method") == "centralised":
-        raise FileError(f"{folder}: a fit of one table, in which nobody sends anything. Attack a fit of parts.")
+        raise FileError(f"{folder}: a fit of one table, which sends nothing. Pass the run folder of a fit of parts.")
     if "threads" in written:
-        raise FormatError(f"{path}: this run was recorded by another version of partsong. Attack it with that version.")
+        raise FormatError(f"{path}: another version of partsong recorded this run. Attack it with that version.")
     if lacking := [name for name in ("method", "n_components", "dtype", "seed", "rounds") if name not in written]:
         raise FormatError(f"{path}: lacks {', '.join(lacking)}. Restore it, or record the run again.")
     try:
         return FederatedNMF.from_settings(written).set_params(n_jobs=1, dtype=str(written["dtype"]))
     except (PartsongError, *BROKEN) as error:
-        raise FormatError(f"{path}: not the settings of a run: {error} Restore it, or record the run again.") from error
+        raise FormatError(f"{path}: invalid settings: {error} Restore it, or record the run again.") from error

@@ -1,4 +1,4 @@
-"""`partsong compare`: what parties reach alone, together, and if they pooled their rows."""
+"""`partsong compare`: models that parties learn alone, together, and from pooled rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from partsong import methods
-from partsong.cli.inputs import read_sound_parties
+from partsong.cli.inputs import read_valid_parties
 from partsong.console.options import ON_PARTY_ERROR, SKIP, AsJson, examples, one_of
-from partsong.console.output import exit_code, guarded, put_json, require_writable, visible, warn
+from partsong.console.output import exit_code, handle_errors, put_json, require_writable, visible, warn
 from partsong.errors import FileError
 from partsong.estimators.compare import Comparison, IncompleteWarning
 from partsong.estimators.compare import compare as compare_parties
@@ -32,32 +32,33 @@ def _known(values: list[str]) -> list[str]:
     for value in values:
         one_of(NAMES)(value)
     if len(set(values)) < len(values):
-        raise typer.BadParameter("Every method is compared once.")
+        raise typer.BadParameter("a method is listed twice. List each method once.")
     return values
 
 
-@guarded
+@handle_errors
 def compare(
     parts: Annotated[
         Path, typer.Argument(metavar="PARTS", help="A folder that `partsong split` wrote.", show_default=False)
     ],
     n_components: Annotated[
-        int | None, typer.Option("--components", "-k", min=1, help="Number of parts to learn.", show_default="20")
+        int | None, typer.Option("--components", "-k", min=1, help="Number of components.", show_default="20")
     ] = None,
     method: Annotated[
-        list[str], typer.Option(help=f"What to compare, once for each: {', '.join(NAMES)}.", callback=_known)
+        list[str],
+        typer.Option(help=f"A method to compare; repeat the option for several: {', '.join(NAMES)}.", callback=_known),
     ] = list(DEFAULT),  # noqa: B006  # typer copies it
     rounds: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Exchanges of every method; local and pooled iterate as often as exact, and at least 100 times.",
+            help="Rounds of every method. local and pooled iterate as often as exact, and at least 100 times.",
             show_default="100; fnmf-local: 10",
         ),
     ] = None,
     local_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Iterations between exchanges, of methods that average.", show_default="the method's"),
+        typer.Option(min=1, help="Local iterations per round, for methods that average.", show_default="the method's"),
     ] = None,
     on_party_error: Annotated[
         str,
@@ -68,17 +69,17 @@ def compare(
         ),
     ] = ON_PARTY_ERROR[0],
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
-    report: Annotated[Path | None, typer.Option(help="Also write a page with curves and parts (.html).")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with curves and components (.html).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare models that parties learn alone, together, and from pooled rows; in simulation."""
+    """Compare, in simulation, the models that parties learn alone, together, and from pooled rows."""
     require_writable("--report", report, (".html",))
     place = parts.expanduser()
     if not is_parts_folder(place):
-        raise FileError(f"{parts} is not a folder of parts. Make one: partsong split DATA --parties 5 -o parts/")
+        raise FileError(f"{parts} is not a folder of parts. Create one: partsong split DATA --parties 5 -o parts/")
 
     if on_party_error == SKIP:
-        holdings, unreadable = read_sound_parties(place, None, ())
+        holdings, unreadable = read_valid_parties(place, None, ())
         tables = holdings.tables
     else:
         tables, unreadable = read_parts(place), {}
@@ -105,12 +106,12 @@ def compare(
     else:
         typer.echo("\n".join(visible(line) for line in str(found).splitlines()))
     if found.was_interrupted:
-        warn(found.notice or "Interrupted when all was done; the comparison is complete.")
+        warn(found.notice or "Interrupted after the last method; the comparison is complete.")
         raise typer.Exit(exit_code())
 
 
 def description(found: Comparison) -> dict[str, Any]:
-    """All that was found in plain values."""
+    """Return the comparison as plain values."""
     rows = []
     per_party = found.per_party
     for row in found.rows:

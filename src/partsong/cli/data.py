@@ -11,12 +11,12 @@ import numpy as np
 import typer
 
 from partsong.cli.inputs import (
-    LEAVE_THEM_OUT,
+    MISSING_HINT,
     header_notes,
-    hinting_at_games,
     require_usable,
-    warn_of,
-    warn_of_identifiers,
+    suggest_missing_ignore,
+    warn_about,
+    warn_about_identifiers,
     with_known_cells,
 )
 from partsong.console.options import (
@@ -37,7 +37,7 @@ from partsong.console.output import (
     BAD_INPUT,
     facts,
     failure,
-    guarded,
+    handle_errors,
     plain,
     put_failure,
     put_result,
@@ -45,9 +45,9 @@ from partsong.console.output import (
     require_writable,
     tell,
     visible,
-    warn_of_formulas,
+    warn_about_formulas,
 )
-from partsong.console.tables import read_table, require_meaningful
+from partsong.console.tables import read_table, require_applicable_options
 from partsong.core.streams import fresh_seed, stream
 from partsong.data.partition import by_label, by_size, contiguous, iid
 from partsong.data.scan import Finding
@@ -63,12 +63,12 @@ from partsong.training.run_folder import write_csv
 
 # ---- check ------------------------------------------------------------------------------------------------------
 #
-# `partsong check`: what is wrong with data, where, and the way out.
+# `partsong check`: what is wrong with data, where, and how to fix it.
 
 CHECK_EPILOG = examples("partsong check counts.csv", "partsong check counts.h5ad --report offending.csv")
 
 
-@guarded
+@handle_errors
 def check(
     data: Data,
     label: Label = None,
@@ -76,17 +76,18 @@ def check(
     key: Key = None,
     header: Header = None,
     report: Annotated[
-        Path | None, typer.Option(help="List every row that has NaN, infinite, negative or only zero cells (.csv).")
+        Path | None,
+        typer.Option(help="Write the list of all rows with NaN, infinite or negative cells, or only zeros (.csv)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not."""
+    """Check data: what is wrong, where, and how to fix it. Exit code 0 if they can be factorized, else 1."""
     if report is not None:
         require_distinct({"DATA": data, "--report": report})
         require_writable("--report", report, (".csv",))
     wanted = ReadOptions(label, transpose, key, header)
     try:
-        with hinting_at_games():
+        with suggest_missing_ignore():
             table = read_table(data, wanted)
     except PartsongError as error:
         if not as_json:
@@ -106,7 +107,7 @@ def check(
     support = Support.of(table.X) if is_factorizable else None
     if report is not None:
         _write_report(report, table)
-    told = {
+    result = {
         "factorizable": is_factorizable,
         "summary": summary,
         "findings": [asdict(finding) for finding in findings],
@@ -117,22 +118,24 @@ def check(
     for each in findings:
         mark = "Error" if each.severity == "error" else "Note"
         lines.append(f"{mark}: {visible(each.message)} {visible(each.remedy)}")
-    lines += [] if report is None else [f"All rows concerned are in {report}."]
-    lines += ["This cannot be factorized yet."] if support is None else ["This can be factorized.", str(support)]
-    put_result(told, lines, as_json)
+    lines += [] if report is None else [f"{report} lists the rows concerned."]
+    lines += (
+        ["These data cannot be factorized yet."] if support is None else ["These data can be factorized.", str(support)]
+    )
+    put_result(result, lines, as_json)
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)
 
 
 def _with_hint(finding: Finding) -> Finding:
-    """Gaps are no hindrance to a game."""
-    return replace(finding, remedy=f"{finding.remedy} {LEAVE_THEM_OUT}") if finding.kind == "nan" else finding
+    """Add to findings about missing values that a game can ignore them."""
+    return replace(finding, remedy=f"{finding.remedy} {MISSING_HINT}") if finding.kind == "nan" else finding
 
 
 def _write_report(path: Path, table: Table) -> None:
     rows = list(offending_rows(table))
     write_csv(path, ("row", "sample", "severity", "problem", "cells", "first_column", "first_feature"), rows)
-    warn_of_formulas(path, (name for row in rows for name in (row[1], row[6])))
+    warn_about_formulas(path, (name for row in rows for name in (row[1], row[6])))
 
 
 def _shown(value: Any) -> str:
@@ -153,21 +156,21 @@ SPLIT_EPILOG = examples(
 )
 
 
-@guarded
+@handle_errors
 def split(
     data: Data,
     parties: Annotated[int, typer.Option("--parties", "-p", min=1, help="Number of parties.", show_default=False)],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder to write; it must be new or empty.", show_default=False)
+        Path, typer.Option("--output", "-o", help="The folder to write. It must be new or empty.", show_default=False)
     ],
     by: Annotated[
-        str | None, typer.Option(help="Name of the labels (column or array): each party gets its own mixture of them.")
+        str | None, typer.Option(help="Column or array of labels: each party gets its own mixture of them.")
     ] = None,
     concentration: Annotated[
         float | None,
         typer.Option(
-            help="With --by: α in Dirichlet(α · label frequencies), from which each party's mixture is drawn; small "
-            "for few labels per party, large for the same mixture everywhere.",
+            help="With --by: each party's mixture is drawn from Dirichlet(α · label frequencies). A small α gives few "
+            "labels per party, a large α the same mixture everywhere.",
             callback=positive,
             show_default=str(CONCENTRATION),
         ),
@@ -175,17 +178,14 @@ def split(
     sizes: Annotated[
         float | None,
         typer.Option(
-            help="Random shares of unequal size: α in Dirichlet(α, …, α), from which the parties' sizes are drawn; 1 "
-            "or less for a few large parties and many small ones, large for nearly equal ones. Each has at least one "
-            "row.",
+            help="Random shares of unequal size, drawn from Dirichlet(α, …, α): α ≤ 1 gives a few large parties and "
+            "many small ones, a large α nearly equal ones. Every party gets at least one row.",
             callback=positive,
         ),
     ] = None,
-    iid: Annotated[bool, typer.Option("--iid", help="Equal random shares: the default.")] = False,
-    contiguous: Annotated[
-        bool, typer.Option("--contiguous", help="Equal shares of neighboring rows, in the order of the file.")
-    ] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="a new one, printed")] = None,
+    iid: Annotated[bool, typer.Option("--iid", help="Equal random shares (default).")] = False,
+    contiguous: Annotated[bool, typer.Option("--contiguous", help="Equal shares of consecutive rows.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed.", show_default="drawn and printed")] = None,
     label: Label = None,
     transpose: Transpose = False,
     key: Key = None,
@@ -193,7 +193,7 @@ def split(
     missing: Annotated[
         str,
         typer.Option(
-            help="Blanks and NaN. refuse: an error; ignore: parts keep them as NaN, for fits with --missing ignore.",
+            help="Blanks and NaN. refuse: an error; ignore: kept as NaN, for fits with --missing ignore.",
             callback=one_of(MISSING),
             rich_help_panel="Reading",
         ),
@@ -201,26 +201,28 @@ def split(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Split a table among parties, to try out a federation on one machine."""
+    """Split a table among simulated parties, to try a federation on one machine."""
     if (by is not None) + (sizes is not None) + iid + contiguous > 1:
-        raise typer.BadParameter("choose one of --by, --sizes, --iid and --contiguous.", param_hint="--by")
+        raise typer.BadParameter("pass only one of --by, --sizes, --iid and --contiguous.", param_hint="--by")
     if by is not None and label is not None and by != label:
-        raise typer.BadParameter("--by names the labels already.", param_hint="--label")
+        raise typer.BadParameter("--by already names the labels. Remove this option.", param_hint="--label")
     if concentration is not None and by is None:
-        raise typer.BadParameter("only with --by, which names the labels to skew.", param_hint="--concentration")
+        raise typer.BadParameter(
+            "only with --by. Remove this option, or name the labels with --by.", param_hint="--concentration"
+        )
 
     wanted = ReadOptions(label if by is None else by, transpose, key, header, gaps=missing == IGNORE)
     label_option = "--label" if by is None else "--by"
-    require_meaningful(data, wanted, label_option)
+    require_applicable_options(data, wanted, label_option)
     folder = resolve_path(output)
     require_free(folder)
     seed = fresh_seed() >> 32 if seed is None else seed
     how = "by" if by is not None else "sizes" if sizes is not None else "contiguous" if contiguous else "iid"
-    with hinting_at_games():
+    with suggest_missing_ignore():
         table = read_table(data, wanted, label_option)
-        warn_of(table, header_notes(table, wanted))
+        warn_about(table, header_notes(table, wanted))
         require_usable(with_known_cells(table, missing))
-    warn_of_identifiers([table])
+    warn_about_identifiers([table])
     skew = next((given for given in (sizes, concentration) if given is not None), CONCENTRATION)
     rows = shares_of(table, parties, how, skew, seed)
     about: dict[str, Any] = {"source": data.name, "header": header, "split": how, "by": by, "seed": seed}
@@ -230,7 +232,7 @@ def split(
 
 
 def shares_of(table: Table, parties: int, how: str, concentration: float, seed: int) -> dict[str, np.ndarray]:
-    """The rows of each party by name; the same seed gives the same shares."""
+    """Return the rows of each party; the same seed gives the same shares."""
     n_rows, generator = int(table.X.shape[0]), stream(seed, "split")
     if how == "contiguous":
         shares = contiguous(n_rows, parties)
@@ -239,7 +241,7 @@ def shares_of(table: Table, parties: int, how: str, concentration: float, seed: 
     elif how == "sizes":
         shares = by_size(n_rows, parties, generator, concentration)
     elif table.labels is None:
-        raise ParameterError(f"{table.source}: there are no labels to split by. Use --sizes, --iid or --contiguous.")
+        raise ParameterError(f"{table.source}: no labels to split by. Use --sizes, --iid or --contiguous.")
     else:
         shares = by_label(table.labels, parties, generator, concentration)
     return dict(zip(party_names(parties), shares, strict=True))

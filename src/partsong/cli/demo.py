@@ -1,4 +1,4 @@
-"""`partsong demo`: ten parties with handwritten digits learn one set of parts without pooling a single row."""
+"""`partsong demo`: ten parties learn the components of handwritten digits without pooling rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from partsong import methods
 from partsong.console.options import AsJson, examples
-from partsong.console.output import guarded, put_json, require_writable
+from partsong.console.output import handle_errors, put_json, require_writable
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Shard
 from partsong.core.runtime import graceful_interrupt
@@ -28,14 +28,14 @@ from partsong.training.loop import progress
 EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "partsong demo --quick --json")
 
 
-@guarded
+@handle_errors
 def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The report to write (.html).")] = Path("report.html"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="20 rounds instead of 80: a few seconds.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a small federation, compare it with the pooled data, and write a report (.html)."""
+    """Fit a small federation, compare it with pooled data, and write a report (.html)."""
     require_writable("--output", output, (".html",))
     from rich.console import Console
 
@@ -48,12 +48,12 @@ def demo(
 
 
 def _row(method: MethodResult) -> dict[str, Any]:
-    """A line of the table; the oracle sends nothing, as it has all rows."""
+    """Return a row of the table; the oracle has all rows and sends nothing."""
     quality = ("relative_error", "explained_variance", "drift", "aligned_drift")
     names = ("name", "init_mode", *quality, "rounds", "seconds", "outcome", "is_oracle")
     sent = ("bytes_up_per_party", "bytes_down_per_party")
-    told = {name: getattr(method, name) for name in names}
-    return told | {name: None if method.is_oracle else round(getattr(method, name)) for name in sent}
+    row = {name: getattr(method, name) for name in names}
+    return row | {name: None if method.is_oracle else round(getattr(method, name)) for name in sent}
 
 
 # ---- what the demo runs ------------------------------------------------------------------------------------------
@@ -63,21 +63,21 @@ LOCAL = "local"
 
 
 def candidates(rounds: int) -> tuple[Candidate, ...]:
-    """The methods of the demo, from the worst idea to the oracle; FedAvg and FNMF iterate equally often."""
+    """Return the methods of the demo, from the worst to the oracle; FedAvg and FNMF iterate equally often."""
     exact = methods.build("exact", RANK, local_steps=5)
     seldom, long, alone = max(2, rounds // 10), 100, 3 * rounds
     return (
         Candidate(
             "local, averaged once",
-            f"Every party factorizes alone from its own start, {alone} iterations; "
-            "the components are then averaged by position.",
+            f"Each party factorizes alone from its own initialization, {alone} iterations; "
+            "then components are averaged by position.",
             methods.build("local-only", RANK, local_steps=alone),
             1,
             LOCAL,
         ),
         Candidate(
             "FedAvg, long rounds",
-            f"From starts of their own, {long} local iterations and an average of H by position in each of {seldom} "
+            f"From local initializations, {long} local iterations and an average of H by position in each of {seldom} "
             "rounds.",
             methods.build("fedavg", RANK, local_steps=long, init_mode="local"),
             seldom,
@@ -85,28 +85,29 @@ def candidates(rounds: int) -> tuple[Candidate, ...]:
         ),
         Candidate(
             "FNMF, long rounds",
-            "The same starts and as many iterations and bytes, but it finds out which component is which before it "
-            "averages, and pulls parties to the model (iPALM; the others use coordinate descent).",
+            "The same initializations, iterations and bytes, but components are aligned before they are averaged, and "
+            "a proximal term pulls parties towards the model (iPALM; the others use coordinate descent).",
             methods.build("fnmf-local", RANK, local_steps=long, align="assignment"),
             seldom,
             LOCAL,
         ),
         Candidate(
             "FedAvg, short rounds",
-            f"From a common start, 10 local iterations and an average of H by position in each of {rounds} rounds.",
+            f"From a shared initialization, 10 local iterations and an average of H by position in each of {rounds} "
+            "rounds.",
             methods.build("fedavg", RANK, local_steps=10),
             rounds,
         ),
         Candidate(
             "exact shared statistics",
-            "From a common start, parties send WᵀW and WᵀX; the sums give exactly the pooled factorization, whatever "
-            "the split.",
+            "From a shared initialization, parties send WᵀW and WᵀX. The sums give exactly the pooled factorization, "
+            "for any split.",
             exact,
             rounds,
         ),
         Candidate(
             "pooled oracle",
-            "All rows in one place: the same iteration from the same start as the exact method, for comparison only.",
+            "All rows in one place: same iteration and initialization as the exact method, for comparison only.",
             exact,
             rounds,
             is_oracle=True,
@@ -127,7 +128,7 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
         f"{len(X)} handwritten digits of 8 × 8 pixels, held by {PARTIES} parties with skewed labels; rank {RANK}."
     )
     entered = candidates(20 if quick else 80)
-    console.print("Warming up: what is used for the first time is compiled now, and kept for later runs …")
+    console.print("Compiling kernels; later runs reuse them …")
     warm_up((candidate.program for candidate in entered), shards)
     found = _run_all(entered, shards, seed, verbose=0 if console.quiet else 1)
     parties = tuple(
@@ -141,7 +142,7 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
         console.print(line, highlight=False, soft_wrap=True)
     write_report(output, report)
     console.print(
-        f"Report with the learned parts, those of each party, and what left it: [bold]{escape(str(output))}[/bold]"
+        f"Report with shared and per-party components and every message sent: [bold]{escape(str(output))}[/bold]"
     )
     return report
 
@@ -160,10 +161,10 @@ def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, ver
 
 def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
     return Report(
-        title="One set of parts, no pooled rows",
-        lead=f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds the "
-        "parts in an order of its own, so that averages by position go wrong where parties iterate for long; finding "
-        "out which part is which first helps. Summing small statistics gives the model that pooling would have given.",
+        title="Shared components, no pooled rows",
+        lead=f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds "
+        "the components in its own order, so averages by position fail after many local iterations. Aligning the "
+        "components first helps. Summing small statistics gives exactly the model of the pooled data.",
         parties=parties,
         methods=found,
         image_shape=(8, 8),
@@ -177,8 +178,8 @@ def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: i
             "threads": str(runtime.available_threads()),
         },
         versions={"partsong": runtime.package_version(), "python": platform.python_version(), "numpy": np.__version__},
-        never_sent="The rows X_p and the weights W_p never left a party. Sums that a party sends in the open still "
-        "tell about its rows, the more the fewer rows it has: they are not anonymous.",
+        never_sent="The rows X_p and the weights W_p never left a party. Plain sums still reveal something about a "
+        "party's rows: the fewer rows, the more. They are not anonymous.",
     )
 
 
@@ -186,16 +187,16 @@ def _print_table(found: tuple[MethodResult, ...], console: Any) -> None:
     from rich.table import Table
 
     caption = (
-        "Seconds of the rounds, all parties on this machine; compiling, which happens once per installation, is not "
-        "counted. Start: an H common to all parties, or one of its own for each."
+        "Seconds of the rounds, all parties on this machine; compilation, once per installation, is not counted. "
+        "init: one H for all parties (shared), or one for each party (local)."
     )
-    table = Table(title="What each method reached, and what it cost", caption=caption)
+    table = Table(title="Error and cost of each method", caption=caption)
     table.add_column("method", no_wrap=True)
-    table.add_column("start")
+    table.add_column("init")
     for heading in ("rounds", "relative error", "bytes sent per party", "seconds"):
         table.add_column(heading, justify="right")
     for method in found:
         sent = "all rows" if method.is_oracle else f"{method.bytes_up_per_party:,.0f}"
         cells = (str(method.rounds), f"{100 * method.relative_error:.2f} %", sent, f"{method.seconds:.2f}")
-        table.add_row(method.name, "own" if method.init_mode == LOCAL else method.init_mode, *cells)
+        table.add_row(method.name, method.init_mode, *cells)
     console.print(table)

@@ -1,4 +1,4 @@
-"""`partsong fit`: data to a model."""
+"""`partsong fit`: factorize a file, a folder of parts, or one file over ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from partsong import methods
 from partsong.cli.fit_options import CHOICES, KNOWN, METHOD_PANEL, PARAMETERS, RANKED, FitOptions
 from partsong.console.options import examples, parameters_of, with_options
-from partsong.console.output import guarded, option
+from partsong.console.output import handle_errors, option
 
 EPILOG = examples(
     "partsong fit counts.csv -k 20 -o model.safetensors --weights W.csv",
@@ -26,7 +26,7 @@ BASIC = frozenset({
     "data", "output", "weights", "run_folder", "n_components", "solver", "max_iter", "tol", "rounds", "method",
     "engine", "secure_aggregation", "epsilon", "seed", "as_json", "quiet", "help_all",
 })  # fmt: skip
-"""What `--help` shows; `--help-all` shows the rest as well."""
+"""The options that `--help` shows; `--help-all` shows all."""
 
 
 def _show_all(ctx: typer.Context, is_wanted: bool) -> None:
@@ -41,12 +41,12 @@ def _show_all(ctx: typer.Context, is_wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options and stop.")
+    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options and exit.")
 ]
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """The fields of `FitOptions`, the parameters of methods and --help-all; all but the basic ones hidden."""
+    """Return the fields of `FitOptions`, the parameters of methods and --help-all; only basic ones are shown."""
     found = [one for one in parameters_of(FitOptions) if one.name != "method_options"]
     for name in PARAMETERS:
         values = f": {', '.join(CHOICES[name])}" if name in CHOICES else ""
@@ -62,7 +62,7 @@ def _keyword(name: str, hint: Any, default: Any = inspect.Parameter.empty) -> in
 
 
 def _as_basic(parameter: inspect.Parameter) -> inspect.Parameter:
-    """The parameter, hidden from --help unless it is a basic one."""
+    """Hide a parameter from --help unless it is basic."""
     kind, shown = get_args(parameter.annotation)
     shown = copy(shown)  # other commands share some of them
     shown.hidden = parameter.name not in BASIC
@@ -70,11 +70,11 @@ def _as_basic(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 @with_options(_parameters())
-@guarded
+@handle_errors
 def fit(ctx: typer.Context, help_all: bool = False, **values: Any) -> None:
-    """Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation.
+    """Factorize data: X ≈ W H. A folder of parts is fitted as a simulated federation.
 
-    The line "exposure" of the result says what could be computed from all that the parties sent: with enough
+    The line "exposure" of the result says what could be computed from everything the parties sent: with enough
     rounds × components, their rows (docs/reference/exposure.md).
     """
     named = {name: value for name in PARAMETERS if (value := values.pop(name)) is not None}

@@ -1,4 +1,4 @@
-"""The options of `partsong fit`: the fields of `FitOptions`, and for which kind of DATA each is."""
+"""The options of `partsong fit`: the fields of `FitOptions`, and the kinds of DATA each one is for."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from partsong.console.options import (
 
 CHOICES = methods.CHOICES
 GAME = "game"
-"""A solver of one table, and a method between parties and over ranks."""
+"""A solver of one table, and a method for parties and ranks."""
 SOLVERS = (*CHOICES["rule"], GAME)
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
 RANKED = ("mpi", "torch")
-"""Engines that split one file over processes which mpiexec or torchrun has started."""
+"""Engines that split one file over the processes of mpiexec or torchrun."""
 SUMS = ("all-reduce", "in-order")
 METHODS = methods.names()
 RANK_METHODS = methods.distributed_names()
 
 KNOWN = tuple(name for name, entry in methods.TABLE.items() if {methods.PARTIES, methods.RANKS} & {*entry.tasks})
 PARAMETERS = tuple(dict.fromkeys(name for method in KNOWN for name in methods.TABLE[method].parameters))
-"""What these methods take, each an option by its own name."""
+"""The parameters of these methods, each an option of its own name."""
 SKETCHES = ("sketch", "sketch_ratio")
 OF_SOLVERS = dict.fromkeys(SKETCHES, "sanls") | {
     name: GAME for name in ("missing", *methods.TABLE[GAME].parameters) if name not in ("local_steps", "init_mode")
 }
-"""Options that one solver of a table has, by name."""
+"""Options that only one solver of a table has -> that solver."""
 
 # ---- which options go together ----------------------------------------------------------------------------------
 
 TABLE, PARTIES, RANKS = "one table", "a folder of parts", "ranks (--engine mpi or torch)"
 HERE = {
-    TABLE: "DATA is a file, another folder, or not there",
+    TABLE: "DATA is a file, another folder, or missing",
     PARTIES: "DATA is a folder of parts",
     RANKS: "--engine splits one file over ranks",
 }
@@ -66,7 +66,7 @@ FOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("checkpoint", "checkpoint_every", "resume"), (TABLE, PARTIES)),
     "reduce": (RANKS,),
 }
-"""What an option is for, where it is not for all."""
+"""The kinds of DATA of options that are not for all kinds."""
 
 INSTEAD = {
     ("rounds", TABLE): "Use --max-iter.",
@@ -74,7 +74,7 @@ INSTEAD = {
     ("method", TABLE): "Use --solver.",
     ("solver", PARTIES): "Use --method.",
     ("solver", RANKS): "Use --method.",
-    ("weights", PARTIES): "Weights stay with their party: use `partsong transform` on its file.",
+    ("weights", PARTIES): "Weights stay with their party. Run `partsong transform` on its file.",
 }
 
 NEEDS = {
@@ -84,7 +84,7 @@ NEEDS = {
     "mask_bound": "secure_aggregation",
     **dict.fromkeys(PRIVACY[1:], "epsilon"),
 }
-"""Options that do nothing without another one."""
+"""Options that need another option."""
 
 
 # ---- options ----------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ NEEDS = {
 KEEPING, MODEL, STOPPING, COMPUTING = "Keeping", "Model", "Stopping", "Computing"
 FEDERATION, NOISE = "Federation (DATA is a folder of parts)", "Privacy (DATA is a folder of parts)"
 RANKED_PANEL = "Ranks (one file over the processes of mpiexec or torchrun)"
-METHOD_PANEL = "Options of methods, of --solver game and of --solver sanls"
+METHOD_PANEL = "Parameters of methods, --solver game and --solver sanls"
 
 
 _DATA = typer.Argument(
@@ -105,109 +105,119 @@ _DATA = typer.Argument(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """The command line of `partsong fit`; `method_options` are those of the method, as they were written."""
+    """The command line of `partsong fit`; `method_options` are the parameters of the method, as text."""
 
     data: Annotated[Path, _DATA]
-    output: Path | None = opt(None, KEEPING, "The model file (.safetensors).", "--output", "-o")
+    output: Path | None = opt(None, KEEPING, "The model file to write (.safetensors).", "--output", "-o")
     weights: Path | None = opt(None, KEEPING, "Also write W: .csv, .tsv, .npy, .parquet or .h5ad.")
     run_folder: Path | None = opt(None, KEEPING, "Folder for the model, settings, versions, history and result.")
     overwrite: bool = opt(False, KEEPING, "Replace the run in the run folder.", "--overwrite")
-    checkpoint: Path | None = opt(None, KEEPING, "File that --resume can go on from. It holds private weights.")
+    checkpoint: Path | None = opt(None, KEEPING, "File from which --resume continues. It holds private weights.")
     checkpoint_every: float = opt(30.0, KEEPING, "Seconds between checkpoints.", min=0.0)
-    resume: Path | None = opt(None, KEEPING, "Resume the run of this checkpoint, with its settings.")
-    record: bool = opt(False, KEEPING, "Keep every message of the parties; needs --run-folder.", "--record")
+    resume: Path | None = opt(None, KEEPING, "Resume the run of this checkpoint with its settings.")
+    record: bool = opt(False, KEEPING, "Keep every message that the parties send. Needs --run-folder.", "--record")
     report: Path | None = opt(
         None,
         KEEPING,
-        "Also write a page (.html): components, parties, what left each, its ε, and what attacks find. It is for the "
-        "owner of all parts: it shows what no party would release.",
+        "Also write a page (.html): components, parties, what each party sent, its ε, and what attacks find. For the "
+        "owner of all parts only: the page shows what no party would release.",
     )
     n_components: int | None = opt(
         None, MODEL, "Number of components.", "--components", "-k", min=1, show_default="20, or fewer for small data"
     )
-    solver: str = opt("hals", MODEL, "How W and H are updated.", choices=SOLVERS)
-    init: str = opt("auto", MODEL, "Where to start.", choices=INITS)
-    alpha_w: float = opt(0.0, MODEL, "Strength of the penalty on W; 0: none.", min=0.0)
-    alpha_h: float | None = opt(None, MODEL, "Strength of the penalty on H.", min=0.0, show_default="as --alpha-w")
+    solver: str = opt("hals", MODEL, "Update rule for W and H.", choices=SOLVERS)
+    init: str = opt("auto", MODEL, "Initial W and H.", choices=INITS)
+    alpha_w: float = opt(0.0, MODEL, "Strength of the penalty on W.", min=0.0)
+    alpha_h: float | None = opt(None, MODEL, "Strength of the penalty on H.", min=0.0, show_default="that of --alpha-w")
     l1_ratio: float = opt(0.0, MODEL, "Share of L1 in these penalties; the rest is L2.", min=0.0, max=1.0)
     missing: str = opt(
         MISSING[0],
         MODEL,
-        "Games only: whether blanks, NaN, and cells that a sparse file does not store are unknown.",
+        "Games only. ignore: blanks, NaN, and cells that a sparse file does not store count as unknown.",
         choices=MISSING,
     )
     tol: float = opt(
         1e-4,
         STOPPING,
-        "Stop once ten iterations lower the squared error by less than this share each, of what is explained or of "
-        "what is left, whichever is less; 0: never. asyn-… over ranks: once it changes by less per turn.",
+        "Stop when ten iterations each lower the squared error by less than this share of the explained or of the "
+        "remaining sum of squares, whichever is smaller; 0: never. asyn-… over ranks: when it changes less per turn.",
         min=0.0,
     )
-    max_iter: int = opt(500, STOPPING, "Most iterations of one table; for asyn-… over ranks, most arrivals.", min=1)
+    max_iter: int = opt(500, STOPPING, "Maximum number of iterations; for asyn-… over ranks, of arrivals.", min=1)
     rounds: int | None = opt(
-        None, STOPPING, "Most rounds of a folder of parts.", min=1, show_default="100; 10 with --epsilon"
+        None,
+        STOPPING,
+        "Maximum number of rounds (DATA is a folder of parts).",
+        min=1,
+        show_default="100; 10 with --epsilon",
     )
     time_budget: float | None = opt(
         None,
         STOPPING,
-        "Stop after this many seconds and keep the model so far. A resumed run counts its earlier parts.",
+        "Stop after this many seconds and keep the model so far. A resumed run counts the seconds before.",
         callback=positive,
     )
     method: str = opt(
         "exact",
         FEDERATION,
-        "How the parties work together: exact gives what pooled rows would, fnmf aligns components that parties find "
-        "alone, fedavg averages; `python -m partsong.methods.reference` describes all.",
+        "How the parties work together: exact equals a fit of the pooled rows, fnmf aligns the components that parties "
+        "find alone, fedavg averages. --help-all describes all methods.",
         choices=tuple(dict.fromkeys((*METHODS, *RANK_METHODS))),
     )
     on_party_error: str = opt(
-        ON_PARTY_ERROR[0], FEDERATION, "What a party with bad data or a failed upload leads to.", choices=ON_PARTY_ERROR
+        ON_PARTY_ERROR[0],
+        FEDERATION,
+        "What to do about a party with bad data or a failed upload.",
+        choices=ON_PARTY_ERROR,
     )
     engine: str = opt(
         "parallel",
         FEDERATION,
-        "Parties one by one or at once, with the same result; mpi and torch split one file over ranks.",
+        "Run parties one by one or in parallel, with the same result; mpi and torch split one file over ranks.",
         choices=("sequential", "parallel", *RANKED),
     )
     secure_aggregation: bool = opt(
         False,
         NOISE,
-        "Secure aggregation: masks that cancel in the sum hide single uploads; at least three parties.",
+        "Hide single uploads by masks that cancel in the sum. Needs at least three parties.",
         "--secure-aggregation",
     )
     mask_bound: float | None = opt(
         None,
         NOISE,
-        "--secure-aggregation without --epsilon: a public bound of all numbers sent; a party refuses to send "
-        "a larger one. A smaller bound gives a finer grid.",
+        "--secure-aggregation without --epsilon: a public bound on all numbers sent. A party refuses to send a larger "
+        "number. A smaller bound gives a finer grid.",
         show_default="1e9",
     )
-    epsilon: float | None = opt(
-        None, NOISE, "Differential privacy: ε of the whole run, for one unit.", show_default="no noise"
-    )
-    delta: float | None = opt(None, NOISE, "Its δ.", min=0.0, show_default="1e-5")
+    epsilon: float | None = opt(None, NOISE, "Differential privacy: ε of the whole run.", show_default="no noise")
+    delta: float | None = opt(None, NOISE, "Differential privacy: δ of the whole run.", min=0.0, show_default="1e-5")
     unit: str | None = opt(
-        None, NOISE, "Whom ε protects: any single row, or all data of a party.", choices=("row", "party")
+        None, NOISE, "Unit that ε protects: any single row, or all data of a party.", choices=("row", "party")
     )
     row_bound: float | None = opt(
-        None, NOISE, "--unit row: longer rows are scaled down. Choose it without a look at the data."
+        None, NOISE, "--unit row: rows with a larger norm are scaled down to it. Choose it without looking at the data."
     )
     clip: float | None = opt(
-        None, NOISE, "--unit party: the most that an H_p with rows of norm 1 may lie from the model.", show_default="1"
+        None, NOISE, "--unit party: clipping norm of the update H_p − H, whose rows have norm 1.", show_default="1"
     )
-    noise: str | None = opt(None, NOISE, "--unit party.", choices=("gaussian", "laplace"), show_default="gaussian")
+    noise: str | None = opt(
+        None, NOISE, "--unit party: noise distribution.", choices=("gaussian", "laplace"), show_default="gaussian"
+    )
     relation: str | None = opt(
         None,
         NOISE,
-        "Which neighbors look alike; --unit row has the first two, --unit party the last two.",
+        "Neighboring relation; --unit row has the first two, --unit party the last two.",
         choices=("add-or-remove", "replace", "zero-out"),
         show_default="add-or-remove of rows, replace of parties",
     )
     reduce: str = opt(
-        SUMS[0], RANKED_PANEL, "all-reduce is fast; in-order gives the same bits whatever the transport.", choices=SUMS
+        SUMS[0],
+        RANKED_PANEL,
+        "How ranks add their sums: all-reduce is fast; in-order gives the same bits on every transport.",
+        choices=SUMS,
     )
-    seed: int | None = opt(None, COMPUTING, "Random seed.", min=0, show_default="a new one, printed")
-    dtype: str | None = opt(None, COMPUTING, "Precision.", choices=DTYPES, show_default="as the data")
+    seed: int | None = opt(None, COMPUTING, "Random seed.", min=0, show_default="drawn and printed")
+    dtype: str | None = opt(None, COMPUTING, "Floating-point type.", choices=DTYPES, show_default="as the data")
     threads: Threads = None
     label: Label = None
     transpose: Transpose = False

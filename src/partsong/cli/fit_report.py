@@ -1,4 +1,4 @@
-"""What a fit came to, for people and for programs."""
+"""The result of a fit: summary lines, the --json object, and the page of --report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from partsong import methods
 from partsong.attacks.runner import RecordedRun, findings
 from partsong.cli.fit_options import FitOptions
-from partsong.cli.inputs import Holdings
+from partsong.cli.inputs import PartyTables
 from partsong.console.options import IGNORE
 from partsong.console.output import facts, put_result, visible
 from partsong.core.interfaces import Layout, Message, Outcome, Round
@@ -34,30 +34,30 @@ from partsong.training.simulation import FederatedFit
 
 # ---- fit page ---------------------------------------------------------------------------------------------------
 #
-# `partsong fit --report`: a page on one fit between parties, for whoever holds all parts.
+# `partsong fit --report`: a page on one simulated federation, for the owner of all parts.
 
 MOST_BYTES = 2**30
-"""Traffic beyond this is not kept for attacks."""
-TOO_MUCH = "More was sent than is kept for attacks. Record it with --record, and run `partsong attack`."
+"""Traffic beyond this size is not kept for attacks."""
+TOO_MUCH = "The traffic is too large to be attacked here. Record it with --record, then run `partsong attack`."
 MOST_NUMBERS = 2**22
-"""Rows of more numbers than these are not written out to be compared with what attacks find."""
+"""Parties with more numbers than this are not compared with what attacks find."""
 RESUMED = (
-    "Attacks take all rounds, and this run went on from a checkpoint. Record all of it with --record, and run "
-    "`partsong attack`."
+    "Attacks need all rounds, and this run was resumed from a checkpoint. Record the whole run with --record, then "
+    "run `partsong attack`."
 )
 NEVER_SENT = "The rows X_p and the weights W_p never left a party."
-OPEN = " What was sent in the open can tell of its rows, the more the fewer rows a party has."
+OPEN = " Plain uploads reveal something about a party's rows: the fewer rows, the more."
 
 
 @dataclass(slots=True)
 class Witness(compare.Recorder):
-    """What a run lets be seen on its way, and its messages, as far as they fit into memory."""
+    """Record the rounds of a run, and its messages as far as they fit into memory."""
 
     traffic: list[tuple[tuple[str, int, Message], ...]] = field(default_factory=list)
     size: int = 0
 
     def record(self, done: Round, row: HistoryRow) -> None:
-        """Note a round."""
+        """Record a round."""
         compare.Recorder.record(self, done, row)
         self.size += sum(message.nbytes for _, _, message in done.traffic)
         if self.size <= MOST_BYTES:
@@ -67,7 +67,7 @@ class Witness(compare.Recorder):
 
 
 def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
-    """What the fit came to, what left each party and what it cost, and what attacks make of it."""
+    """Write the page: the result, what each party sent, what it cost, and what attacks find."""
     settings, fit = result.settings, result.fit
     candidate = Candidate(
         settings["method"], "", fit.program, fit.schedule.rounds, settings.get("init_mode") or "shared"
@@ -80,7 +80,7 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
         parties=tuple(Party(shard.name, shard.matrix.shape[0], {}) for shard in fit.shards),
         methods=(found,),
         image_shape=None,
-        feature_names=result.holdings.feature_names,
+        feature_names=result.data.feature_names,
         settings={name: str(value) for name, value in settings.items() if value is not None},
         versions={"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent=NEVER_SENT + (OPEN if is_open else ""),
@@ -92,7 +92,7 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
 
 
 def _attacks(fit: FederatedFit, witness: Witness) -> Any:
-    """What a curious server makes of the traffic; the rows are at hand to say how near it comes."""
+    """Attack the traffic as a curious server; the rows are at hand to measure how close it comes."""
     if witness.size > MOST_BYTES:
         return TOO_MUCH
     layout, is_asynchronous = Layout.of(fit.shards, fit.schedule.seed), isinstance(fit.engine, Asynchronous)
@@ -114,10 +114,10 @@ def _rows(matrix: Any) -> Any:
 
 ENDINGS = {
     Outcome.CONVERGED: "converged",
-    Outcome.MAX_ROUNDS: "stopped at the most iterations allowed, not converged",
-    Outcome.TIME_LIMIT: "stopped when the time was spent, not converged",
+    Outcome.MAX_ROUNDS: "reached the maximum number of iterations, not converged",
+    Outcome.TIME_LIMIT: "reached the time limit, not converged",
     Outcome.INTERRUPTED: "interrupted; the model so far was saved",
-    Outcome.DIVERGED: "diverged; the best model before was saved",
+    Outcome.DIVERGED: "diverged; the best earlier model was saved",
     Outcome.PRIVACY_BUDGET_EXHAUSTED: "stopped before the round that would have exceeded the privacy budget",
 }
 SIMULATED_HERE = (
@@ -127,11 +127,11 @@ SIMULATED_HERE = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A fit that has ended; seconds count from the first start, resumed or not."""
+    """A finished fit. Seconds of a resumed run include those before."""
 
     options: FitOptions
     estimator: Any
-    holdings: Holdings
+    data: PartyTables
     fit: Any
     settings: dict[str, Any]
     run: Training
@@ -151,7 +151,7 @@ class Result:
 
     @property
     def bytes_down(self) -> int:
-        """What a party that missed nothing was sent; of an asynchronous method, the most that any party was sent."""
+        """Bytes that a party received if it missed no round; of an asynchronous method, the maximum over parties."""
         if not (self.is_federation and methods.method(self.settings["method"]).traits.asynchronous):
             return sum(row.bytes_down for row in self.estimator.history_)
         by_party: dict[str, int] = {}
@@ -161,44 +161,44 @@ class Result:
 
     @property
     def ending(self) -> str:
-        """Why it ended, in words."""
+        """Why the fit ended, in words."""
         is_one_shot = self.is_federation and methods.method(self.settings["method"]).is_one_shot
         if is_one_shot and self.run.outcome is Outcome.MAX_ROUNDS:
-            return "the one round that this method has"
+            return "the only round of this method"
         return ENDINGS[self.run.outcome]
 
     @property
     def game(self) -> dict[str, Any] | None:
-        """How the game was played, if it was one."""
+        """The settings of the game, if it was one."""
         game = getattr(getattr(self.fit, "program", None), "game", None)
         return None if game is None else {**game.settings(), "missing": self.options.missing}
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON contract; bytes are those of all rounds together: up, the mean over the parties that have ever sent
-        anything; down, what a party that missed none was sent. `left_out` tells of each party that was: of how many
-        rounds, the first of them, and why.
+        """Return the --json object. Bytes are totals over all rounds: up, the mean over parties that sent anything;
+        down, what a party that missed no round received. `left_out` lists the parties that missed rounds: how many,
+        the first one, and why.
 
-        With privacy `epsilon_spent`, `delta`, `unit` and what goes with them are there, and `simulated` names what no
-        party would have released: it is known because all of them ran in this process.
+        With privacy, `epsilon_spent`, `delta`, `unit` and related keys are present, and `simulated` lists what no
+        party would have released; it is known because all parties ran in this process.
 
-        A method of one round ends with the outcome max-rounds: it has no way to converge.
+        A method of one round ends with the outcome max-rounds, because it cannot converge.
         """
         folder, estimator, game = self.options.run_folder, self.estimator, self.game
-        told: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "model": self.options.output or (None if folder is None else folder / MODEL),
             "method": self.settings["method"],
         }
         if game is not None:
-            told["game"] = game
+            summary["game"] = game
         if self.is_federation:
             privacy = {} if self.fit.spending is None else {**self.fit.spending.told(), "simulated": [*SIMULATED_HERE]}
             worst = worst_party(estimator.exposures_.values())
-            told |= {**privacy, "secure_aggregation": self.fit.reduction.hides_uploads, "exposure": worst.as_dict()}
+            summary |= {**privacy, "secure_aggregation": self.fit.reduction.hides_uploads, "exposure": worst.as_dict()}
         senders = {party for _, party, up, _ in self.sent if up}
-        return told | {
+        return summary | {
             "n_components": self.fit.rank,
-            "shape": self.holdings.shape,
-            "parties": len(self.holdings.tables),
+            "shape": self.data.shape,
+            "parties": len(self.data.tables),
             "dtype": self.settings["dtype"],
             "seed": self.settings["seed"],
             "outcome": str(self.run.outcome),
@@ -216,66 +216,70 @@ class Result:
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """The same in a few lines."""
-        told, spending = self.as_dict(), self.fit.spending
-        parties = f" over {told['parties']} parties, {told['method']}" if self.is_federation else ""
-        lines = common_lines(told, parties, self.ending, self.game)
+        """Return the summary lines."""
+        summary, spending = self.as_dict(), self.fit.spending
+        parties = f" over {summary['parties']} parties, {summary['method']}" if self.is_federation else ""
+        lines = common_lines(summary, parties, self.ending, self.game)
         if spending is not None:
             at = [name for name, _ in lines].index("relative error")
-            lines[at] = (lines[at][0], f"{lines[at][1]}, known in this simulation only")
+            lines[at] = (lines[at][0], f"{lines[at][1]}, known only in this simulation")
             spent = spending.told()
             promise = f"unit {spent['unit']} ({spent['relation']}): {spent['promise']}"
             lines.insert(2, ("privacy", f"ε = {spent['epsilon_spent']:.4g} spent at δ = {spent['delta']:g}, {promise}"))
-        if told.get("secure_aggregation"):
-            lines.insert(2, ("secure_aggregation", "single uploads were seen by nobody but their senders; sums were"))
+        if summary.get("secure_aggregation"):
+            lines.insert(
+                2, ("aggregation", "secure: single uploads were visible to their senders only, sums to the server")
+            )
         if self.is_federation:
-            sent = f"{told['bytes_up_per_party']:,} bytes up, {told['bytes_down_per_party']:,} down"
+            sent = f"{summary['bytes_up_per_party']:,} bytes up, {summary['bytes_down_per_party']:,} down"
             worst = worst_party(self.estimator.exposures_.values())
             lines += [("sent per party", sent), ("exposure", visible(str(worst).removeprefix("Exposure: ")))]
-        for party, one in told["left_out"].items():
-            rounds = f"{one['rounds']} of {told['iterations']} rounds, first {one['first']}"
+        for party, one in summary["left_out"].items():
+            rounds = f"{one['rounds']} of {summary['iterations']} rounds, first {one['first']}"
             lines.append(("left out", f"{visible(party)}: {rounds}"))
-        return lines + places(told)
+        return lines + places(summary)
 
 
 def by_party(left_out: Iterable[Exclusion]) -> dict[str, dict[str, Any]]:
-    """For each party the number of rounds that it was left out of, the first of them, and the reason given there."""
-    told: dict[str, dict[str, Any]] = {}
+    """Return, for each party that was left out, the number of rounds, the first one, and the reason there."""
+    summary: dict[str, dict[str, Any]] = {}
     for entry in left_out:
-        known = told.setdefault(entry.party, {"rounds": 0, "first": entry.iteration, "reason": entry.reason})
+        known = summary.setdefault(entry.party, {"rounds": 0, "first": entry.iteration, "reason": entry.reason})
         known["rounds"] += 1
-    return told
+    return summary
 
 
-def common_lines(told: dict[str, Any], where: str, ending: str, game: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """What is said of any fit."""
-    rows, columns = told["shape"]
+def common_lines(
+    summary: dict[str, Any], where: str, ending: str, game: dict[str, Any] | None
+) -> list[tuple[str, str]]:
+    """Return the summary lines of every kind of fit."""
+    rows, columns = summary["shape"]
     return [
         ("data", f"{rows} × {columns}{where}"),
-        ("components", f"{told['n_components']}"),
-        *([] if game is None else [("game", game_in_words(game))]),
-        ("relative error", f"{told['relative_error']:.6f}  (explains {100 * told['explained_variance']:.2f} %)"),
-        ("iterations", f"{told['iterations']} in {told['seconds']:.2f} s: {ending}"),
-        ("seed", f"{told['seed']}"),
+        ("components", f"{summary['n_components']}"),
+        *([] if game is None else [("game", describe_game(game))]),
+        ("relative error", f"{summary['relative_error']:.6f}  (explains {100 * summary['explained_variance']:.2f} %)"),
+        ("iterations", f"{summary['iterations']} in {summary['seconds']:.2f} s: {ending}"),
+        ("seed", f"{summary['seed']}"),
     ]
 
 
-def game_in_words(game: dict[str, Any]) -> str:
-    """How a game was played, in one line."""
+def describe_game(game: dict[str, Any]) -> str:
+    """Describe a game in one line."""
     step = "safe steps" if game["step"] == SAFE else f"steps of {game['step']:g}"
     decay, leader, shrink = game["step_decay"], game["leader"], game["shrink"]
-    told = [f"{game['play']} play", step if decay is None else f"{step} / (1 + {decay:g} t)"]
-    told += [] if shrink is None else [f"self-play {game['self_play']} ({shrink:g})"]
-    told += [] if leader is None else [f"{leader} lead"]
-    return ", ".join(told + (["known cells only"] if game["missing"] == IGNORE else []))
+    summary = [f"{game['play']} play", step if decay is None else f"{step} / (1 + {decay:g} t)"]
+    summary += [] if shrink is None else [f"self-play {game['self_play']} ({shrink:g})"]
+    summary += [] if leader is None else [f"{leader} lead"]
+    return ", ".join(summary + (["known cells only"] if game["missing"] == IGNORE else []))
 
 
-def places(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """The files that were written."""
-    found = {"model": told["model"], "weights": told["weights"], "run folder": told["run_folder"]}
+def places(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the files that were written."""
+    found = {"model": summary["model"], "weights": summary["weights"], "run folder": summary["run_folder"]}
     return [(name, str(path)) for name, path in found.items() if path is not None]
 
 
-def report(told: dict[str, Any], lines: Iterable[tuple[str, str]], options: FitOptions) -> None:
-    """One JSON object, or a few lines, or nothing."""
-    put_result(told, facts(lines, 15), options.as_json, options.quiet)
+def report(summary: dict[str, Any], lines: Iterable[tuple[str, str]], options: FitOptions) -> None:
+    """Print one JSON object, a few lines, or nothing."""
+    put_result(summary, facts(lines, 15), options.as_json, options.quiet)

@@ -34,11 +34,11 @@ from partsong.cli.fit_options import (
     FitOptions,
 )
 from partsong.cli.fit_report import Result, Witness, report, write_fit_report
-from partsong.cli.inputs import ALONE, Holdings, read_holdings, read_sound_parties
+from partsong.cli.inputs import ALONE, PartyTables, read_data, read_valid_parties
 from partsong.console import output
 from partsong.console.options import MODEL_ENDINGS, WEIGHT_ENDINGS
-from partsong.console.output import exit_code, option, require_distinct, require_writable, warn, warn_of_formulas
-from partsong.console.tables import require_meaningful
+from partsong.console.output import exit_code, option, require_distinct, require_writable, warn, warn_about_formulas
+from partsong.console.tables import require_applicable_options
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Round
 from partsong.core.parameters import SHARE
@@ -70,29 +70,29 @@ from partsong.training.run_folder import RunFolder
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
 
 FINISHING = (
-    "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save that of the iterations before, "
-    "if there were any, and once more to give up."
+    "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save the model of the previous "
+    "iteration, if there is one, and a third time to quit."
 )
 CENTRALISED = "centralised"
 MAY_CHANGE = frozenset({"tol", "max_iter", "rounds", "on_party_error"})
-"""Settings of a run that may differ once it is resumed; the noise of a private one was planned for its rounds."""
+"""Settings that may change when a run is resumed. The noise of a private run is calibrated to its rounds."""
 
 Estimator = NMF | FederatedNMF
 
 
 def run_fit(options: FitOptions, given: Collection[str]) -> None:
-    """Fit, save and report; end with exit code 130 after Ctrl-C, with 143 after SIGTERM."""
+    """Fit, save and report. The exit code is 130 after Ctrl-C and 143 after SIGTERM."""
     kind = PARTIES if is_parts_folder(resolve_path(options.data)) else TABLE
     saved = None if options.resume is None else load_run(options.resume)
     if saved is not None:
-        options = inherited(options, given, saved, kind)
+        options = resume_options(options, given, saved, kind)
     require_fitting(options, given, kind)
     if kind == TABLE:
-        require_meaningful(options.data, reading_of(options))
+        require_applicable_options(options.data, reading_of(options))
     if options.seed is None:
         options = replace(options, seed=fresh_seed() >> 32)
     with usage_errors():
-        estimator = estimator_of(options, given, kind)
+        estimator = build_estimator(options, given, kind)
         estimator.check_settings()
     require_outputs(options)
     session = Session.of(options, estimator, saved)
@@ -102,7 +102,7 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Errors of parameters are errors of the command line, as long as no data have been read."""
+    """Turn errors of parameters into usage errors, as long as no data have been read."""
     try:
         yield
     except (ParameterError, CompositionError) as error:
@@ -113,23 +113,26 @@ def usage_errors() -> Iterator[None]:
 
 
 def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> None:
-    """Refuse options that mean nothing for this kind of DATA, or without another option."""
+    """Refuse options that this kind of DATA does not have, or that need another option."""
     at_home = OF_SOLVERS if kind == TABLE else {}
     idle = [name for name in FOR if name in given and kind not in FOR[name] and name not in at_home]
     if idle:
         where = " or ".join(FOR[idle[0]])
         hint = next((INSTEAD[name, kind] for name in idle if (name, kind) in INSTEAD), "Leave it out.")
-        raise typer.BadParameter(f"for {where}; {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle)))
+        raise typer.BadParameter(
+            f"only for {where}; here {HERE[kind]}. {hint}", param_hint=", ".join(map(option, idle))
+        )
     for name, solver in at_home.items():
         if name in given and options.solver != solver:
             between = " (of parts: --method game)" if solver == GAME else ""
             raise typer.BadParameter(f"only for --solver {solver}{between}.", param_hint=option(name))
     if kind == PARTIES and options.method not in METHODS:
         raise typer.BadParameter(
-            f"{options.method} is for --engine mpi or torch. Parts have {', '.join(METHODS)}.", param_hint="--method"
+            f"{options.method} needs --engine mpi or torch. A folder of parts takes {', '.join(METHODS)}.",
+            param_hint="--method",
         )
     if options.output is None and options.run_folder is None:
-        raise typer.BadParameter("say where the model goes: -o model.safetensors.", param_hint="--output")
+        raise typer.BadParameter("no output file. Pass -o model.safetensors.", param_hint="--output")
     for name, other in NEEDS.items():
         other_value = getattr(options, other)
         if name in given and (other_value is None or other_value is False):
@@ -137,12 +140,12 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
 
 
 def reading_of(options: FitOptions) -> ReadOptions:
-    """How DATA is to be read."""
+    """Return the reading options."""
     return ReadOptions(options.label, options.transpose, options.key, options.header, gaps=options.missing == "ignore")
 
 
 def require_outputs(options: FitOptions) -> None:
-    """Refuse, before anything is read, what could not be written afterwards, or would overwrite something else."""
+    """Refuse, before anything is read, outputs that cannot be written or would overwrite another file."""
     outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
     require_distinct({"DATA": options.data, **outputs, "--report": options.report})
     require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
@@ -160,32 +163,34 @@ def require_outputs(options: FitOptions) -> None:
 
 
 def _require_checkpoint(path: Path, *, is_resumed: bool) -> None:
-    """Only a checkpoint is ever overwritten by one; what a private run has spent is never lost."""
+    """Refuse to overwrite a file that is no checkpoint, or the record of what a private run has spent."""
     try:
         saved = load_run(path)
     except FormatError as error:
-        raise FileError(f"--checkpoint {path}: this file is something else. Choose another name.") from error
+        raise FileError(
+            f"--checkpoint {path}: this file exists and is not a checkpoint. Choose another name."
+        ) from error
     if saved.spent and not is_resumed:
         raise FileError(
-            f"--checkpoint {path}: this file holds what an earlier run has spent on privacy, which adds up with what "
-            "this one will spend. Resume that run by --resume, or choose another name and keep the file."
+            f"--checkpoint {path}: this file records the privacy budget that an earlier run has spent, which adds to "
+            "what this run will spend. Resume that run with --resume, or keep the file and choose another name."
         )
 
 
-def inherited(options: FitOptions, given: Collection[str], saved: SavedRun, kind: str) -> FitOptions:
-    """The options of a resumed run: as given, else as its checkpoint has them."""
+def resume_options(options: FitOptions, given: Collection[str], saved: SavedRun, kind: str) -> FitOptions:
+    """Complete the options of a resumed run by those in its checkpoint."""
     stored: Mapping[str, Any] = saved.about["settings"]
     if "threads" in stored:
         raise FormatError(
-            f"{options.resume}: this checkpoint was written by another version of partsong. Resume the run with that "
-            "version, or start a new one."
+            f"{options.resume}: another version of partsong wrote this checkpoint. Resume the run with that "
+            "version, or start a new run."
         )
     if (stored["method"] == CENTRALISED) != (kind == TABLE):
         here = CENTRALISED if kind == TABLE else options.method
         raise another_run(options.resume, [f"method ({stored['method']} there, {here} here)"])
     others = {name: getattr(options, name, None) for name in sorted(given) if name in stored and name not in MAY_CHANGE}
     differing = {name: here for name, here in others.items() if here != stored[name]}
-    if {"method", "solver"} & differing.keys():  # whose options are others
+    if {"method", "solver"} & differing.keys():  # they have other options
         raise another_run(
             options.resume, [f"{option(name)} ({stored[name]} there, {here} here)" for name, here in differing.items()]
         )
@@ -203,12 +208,12 @@ def inherited(options: FitOptions, given: Collection[str], saved: SavedRun, kind
 
 
 def _same_file(options: FitOptions) -> Path:
-    """Where a private run goes on: in one file, since another would be a second account of the same budget."""
+    """Return the checkpoint of a private run. A second file would be a second record of the same budget."""
     assert options.resume is not None
     place = resolve_path(options.resume)
     if options.checkpoint is not None and resolve_path(options.checkpoint).resolve() != place.resolve():
         raise typer.BadParameter(
-            "with --epsilon a run is resumed in its own checkpoint, which counts what was sent. Leave this out.",
+            "a private run continues in its own checkpoint, which counts what was spent. Remove this option.",
             param_hint="--checkpoint",
         )
     require_writable("--checkpoint", options.resume, ())
@@ -218,8 +223,8 @@ def _same_file(options: FitOptions) -> Path:
 # ---- options to an estimator -------------------------------------------------------------------------------------
 
 
-def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Estimator:
-    """The estimator that the options describe."""
+def build_estimator(options: FitOptions, given: Collection[str], kind: str) -> Estimator:
+    """Build the estimator that the options describe."""
     common = {**common_arguments(options), "random_state": options.seed}
     if kind == TABLE:
         solver: Any = compose_game(**game_options(options)) if options.solver == GAME else options.solver
@@ -238,11 +243,11 @@ def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Esti
             **common,
         )
     if "rounds" in given and options.rounds != 1 and methods.method(options.method).is_one_shot:
-        raise typer.BadParameter(f"{options.method} exchanges once: it has one round.", param_hint="--rounds")
+        raise typer.BadParameter(f"{options.method} has exactly one round. Remove this option.", param_hint="--rounds")
     return FederatedNMF(
         method=options.method,
         rounds=options.rounds,
-        on_party_error=options.on_party_error.replace("-", " "),
+        on_party_error=options.on_party_error,
         privacy=privacy_of(options, given),
         secure_aggregation=options.secure_aggregation if options.mask_bound is None else SecureSum(options.mask_bound),
         method_options=method_options_of(options, options.method),
@@ -252,26 +257,26 @@ def estimator_of(options: FitOptions, given: Collection[str], kind: str) -> Esti
 
 
 def common_arguments(options: FitOptions) -> dict[str, Any]:
-    """What every kind of fit takes."""
-    told: dict[str, Any] = {
+    """Return the arguments of every kind of fit."""
+    settings: dict[str, Any] = {
         name: getattr(options, name) for name in ("n_components", "tol", "time_budget", "dtype", "missing")
     }
-    return {**told, "verbose": int(not options.quiet and sys.stderr.isatty())}
+    return {**settings, "verbose": int(not options.quiet and sys.stderr.isatty())}
 
 
 def penalty_arguments(options: FitOptions) -> dict[str, Any]:
-    """Those of a fit of one table, here or over ranks."""
+    """Return the penalties of a fit of one table, in one process or over ranks."""
     alpha_H = "same" if options.alpha_h is None else options.alpha_h
     return {"alpha_W": options.alpha_w, "alpha_H": alpha_H, "l1_ratio": options.l1_ratio}
 
 
 def game_options(options: FitOptions) -> dict[str, Any]:
-    """The parts of a game over one table."""
+    """Return the parts of a game on one table."""
     return methods.method(GAME).parse(method_options_of(options, GAME))
 
 
 def method_options_of(options: FitOptions, method: str) -> dict[str, Any]:
-    """The options of a method as plain data."""
+    """Return the parameters of a method as plain data."""
     parameters = methods.method(method).parameters_with(options.method_options)
     return {
         name: parameters[name].read(value) if isinstance(value, str) and name in parameters else value
@@ -280,26 +285,34 @@ def method_options_of(options: FitOptions, method: str) -> dict[str, Any]:
 
 
 def privacy_of(options: FitOptions, given: Collection[str]) -> Privacy | None:
-    """The differential privacy that was asked for."""
+    """Return the requested differential privacy."""
     if options.epsilon is None:
         return None
     if options.unit is None:
-        raise typer.BadParameter("say whom ε protects: row or party.", param_hint="--unit")
+        raise typer.BadParameter(
+            "--epsilon needs the unit it protects. Pass --unit row or --unit party.", param_hint="--unit"
+        )
     foreign = {"row": ("clip", "noise"), "party": ("row_bound",)}[options.unit]
     if idle := [name for name in foreign if name in given]:
-        raise typer.BadParameter(f"not for --unit {options.unit}.", param_hint=output.option(idle[0]))
+        raise typer.BadParameter(
+            f"does not apply to --unit {options.unit}. Remove it.", param_hint=output.option(idle[0])
+        )
     if measured := [name for name in ("time_budget", "tol") if name in given and getattr(options, name)]:
         raise typer.BadParameter(
-            "with --epsilon no measurement may end a run. Use --rounds.", param_hint=output.option(measured[0])
+            "with --epsilon no measurement may end a run: its noise is calibrated to the rounds. Use --rounds.",
+            param_hint=output.option(measured[0]),
         )
     if "mask_bound" in given:
-        raise typer.BadParameter("follows from --epsilon. Leave it out.", param_hint="--mask-bound")
+        raise typer.BadParameter("follows from --epsilon. Remove it.", param_hint="--mask-bound")
     asked: dict[str, Any] = {"delta": options.delta, "relation": options.relation}
     if options.unit == "party":
         asked |= {"clip": options.clip, "kind": options.noise}
         return PartyPrivacy(options.epsilon, **_set(asked))
     if options.row_bound is None:
-        raise typer.BadParameter("needed for --unit row: the norm of a large row.", param_hint="--row-bound")
+        raise typer.BadParameter(
+            "--unit row needs a bound on the norm of a row. Pass one that was chosen without looking at the data.",
+            param_hint="--row-bound",
+        )
     return RowPrivacy(options.epsilon, options.row_bound, **_set(asked))
 
 
@@ -312,12 +325,12 @@ def _set(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Session(FitObserver):
-    """One fit: what it reads, keeps on its way, and saves at its end."""
+    """One fit: its data, the records of its run, and its outputs."""
 
     options: FitOptions
     estimator: Estimator
-    holdings: Holdings
-    unsound: Mapping[str, str] = field(default_factory=dict)
+    data: PartyTables
+    invalid: Mapping[str, str] = field(default_factory=dict)
     saved: SavedRun | None = None
     started: str = field(default_factory=model_file.now)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -330,28 +343,28 @@ class Session(FitObserver):
 
     @staticmethod
     def of(options: FitOptions, estimator: Estimator, saved: SavedRun | None) -> Session:
-        """Read DATA; with --on-party-error skip, without parties whose files are unusable."""
-        unsound: dict[str, str] = {}
+        """Read DATA; with --on-party-error skip, leave out parties whose files are unusable."""
+        invalid: dict[str, str] = {}
         if isinstance(estimator, FederatedNMF) and estimator.on_party_error == SKIP:
             known = set() if saved is None else saved.about["data"].keys()
             before = [] if saved is None else left_out_before(saved, options.resume or "")
             late = {entry.party for entry in before if entry.party not in known}
-            holdings, unsound = read_sound_parties(options.data, options.dtype, late, options.missing)
+            data, invalid = read_valid_parties(options.data, options.dtype, late, options.missing)
         else:
-            holdings = read_holdings(options.data, reading_of(options), options.dtype, options.missing)
-        for name, reason in unsound.items():
+            data = read_data(options.data, reading_of(options), options.dtype, options.missing)
+        for name, reason in invalid.items():
             warn(f"Party {name!r} is left out of this run. {reason}")
         witness = None if options.report is None else Witness()
-        return Session(options, estimator, holdings, unsound, saved, witness=witness)
+        return Session(options, estimator, data, invalid, saved, witness=witness)
 
     @property
     def folder(self) -> RunFolder | None:
-        """The run folder, if one is wanted."""
+        """The run folder, if there is one."""
         place = self.options.run_folder
         return None if place is None else RunFolder(resolve_path(place))
 
     def run(self) -> bool:
-        """Fit, save and report; whether Ctrl-C was pressed."""
+        """Fit, save and report. Return whether Ctrl-C was pressed."""
         began, options = time.perf_counter(), self.options
         earlier = self.saved.history[-1].seconds if self.saved is not None and self.saved.history else 0.0
         with (
@@ -360,7 +373,7 @@ class Session(FitObserver):
         ):
             W = self._fit()
             seconds = earlier + time.perf_counter() - began
-            result = Result(self.options, self.estimator, self.holdings, self.fit, self.settings, self.training,
+            result = Result(self.options, self.estimator, self.data, self.fit, self.settings, self.training,
                             self.result, self.recorder.sent, seconds)  # fmt: skip
             self._save(W, result)
             report(result.as_dict(), result.lines(), options)
@@ -369,29 +382,29 @@ class Session(FitObserver):
         return self.training.outcome is Outcome.INTERRUPTED or pressed.count > 0
 
     def _fit(self) -> np.ndarray | None:
-        tables, W = {name: table.X for name, table in self.holdings.tables.items()}, None
+        tables, W = {name: table.X for name, table in self.data.tables.items()}, None
         if isinstance(self.estimator, NMF):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # the report says how the fit ended
+                warnings.simplefilter("ignore", ConvergenceWarning)  # the summary says how the fit ended
                 W = self.estimator.fit_transform(tables[ALONE], observer=self)
         else:
             is_seen = self.options.record or self.witness is not None
             self.estimator.fit(tables, record=is_seen, observer=self)
-        if self.holdings.feature_names is not None:
-            self.estimator.feature_names_in_ = np.array(self.holdings.feature_names, dtype=object)
+        if self.data.feature_names is not None:
+            self.estimator.feature_names_in_ = np.array(self.data.feature_names, dtype=object)
         return W
 
     @contextmanager
     def begin(self, fit: Fit, left_out: list[Exclusion]) -> Iterator[ResumePoint | None]:
-        """Open the checkpoint, and the run folder."""
+        """Open the checkpoint and the run folder."""
         options, saved = self.options, self.saved
         self.fit, self.left_out = fit, left_out
         self.settings = self.estimator.run_settings(fit)  # type: ignore[arg-type]
         data = {}
         if options.checkpoint is not None or saved is not None or options.record:
-            data = {name: fingerprint(table.X, table.feature_names) for name, table in self.holdings.tables.items()}
+            data = {name: fingerprint(table.X, table.feature_names) for name, table in self.data.tables.items()}
         if saved is not None and options.resume is not None:
-            data |= {name: there for name, there in saved.about["data"].items() if name in self.unsound}
+            data |= {name: there for name, there in saved.about["data"].items() if name in self.invalid}
             change = MAY_CHANGE - {"rounds"} if fit.is_private else MAY_CHANGE
             require_same_run(options.resume, saved, self.settings, data, {*change, "parties"}, output.option)
             left_out[:0] = left_out_before(saved, options.resume)
@@ -409,18 +422,18 @@ class Session(FitObserver):
             yield self.recorder.earlier
 
     def watch(self, done: Round, row: HistoryRow) -> None:
-        """Keep one more round."""
-        self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in self.unsound.items()]
+        """Record a round."""
+        self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in self.invalid.items()]
         self.recorder.watch(done, row)
         if self.witness is not None:
             self.witness.record(done, row)
 
     def end(self, training: Training, result: FitResult) -> None:
-        """Keep how it ended."""
+        """Record how the fit ended."""
         self.training, self.result = training, result
 
     def _open_folder(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
-        """A run folder for this run; if the resumed run left its traffic there, that is kept."""
+        """Open the run folder; traffic that the resumed run recorded there is kept."""
         options, saved = self.options, self.saved
         fixed = {name: value for name, value in self.settings.items() if name not in MAY_CHANGE}
         run = hashlib.sha256(json.dumps([fixed, data], sort_keys=True).encode()).hexdigest() if data else None
@@ -444,14 +457,14 @@ class Session(FitObserver):
             warn(missing)
 
     def _save(self, W: np.ndarray | None, result: Result) -> None:
-        """The model first: it is what was asked for."""
+        """Write the model first, then weights and the run folder."""
         options, folder = self.options, self.folder
         for place in (options.output, None if folder is None else folder.path / run_folder.MODEL):
             if place is not None:
                 self.estimator.save(resolve_path(place))
         if options.weights is not None and W is not None:
-            sample_names = self.holdings.tables[ALONE].sample_names
+            sample_names = self.data.tables[ALONE].sample_names
             write_weights(options.weights, W, sample_names)
-            warn_of_formulas(options.weights, sample_names)
+            warn_about_formulas(options.weights, sample_names)
         if folder is not None:
             folder.end(self.estimator.history_, result.sent, result.as_dict())

@@ -1,4 +1,4 @@
-"""What DATA holds: the rows of one owner, or those of several parties."""
+"""Read and check DATA: one table, or the parts of several parties."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from partsong.io.read import reader_for
 
 # ---- gaps -------------------------------------------------------------------------------------------------------
 #
-# Cells that are not known: blanks and NaN in tables, and what a sparse file does not store.
+# Unknown cells: blanks and NaN in tables, and cells that a sparse file does not store.
 
-NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
-LEAVE_THEM_OUT = (
-    "`partsong fit` can leave out cells that are not known: --solver game --missing ignore. Of parts: --method game "
-    "--missing ignore."
+NO_KNOWN_CELL = "no known cell: all cells are blank, NaN or not stored. Provide at least one number."
+MISSING_HINT = (
+    "`partsong fit` can ignore unknown cells: use --solver game --missing ignore, or --method game --missing ignore "
+    "for a folder of parts."
 )
 
 
 def with_known_cells(table: Table, missing: str | None) -> Table:
-    """The table as it is, or where unknown cells are ignored as CSR of the known ones, zeros among them."""
+    """Return the table; if unknown cells are ignored, as a CSR matrix of the known cells, zeros included."""
     if missing != IGNORE:
         return table
 
@@ -52,20 +52,20 @@ def with_known_cells(table: Table, missing: str | None) -> Table:
 
 
 def require_known(tables: Iterable[Table]) -> None:
-    """Refuse tables of known cells that have none."""
+    """Refuse tables without a known cell."""
     for table in tables:
         if not table.X.nnz:
-            raise DataError(f"{table.source}: {NOTHING_KNOWN}")
+            raise DataError(f"{table.source}: {NO_KNOWN_CELL}")
 
 
 @contextmanager
-def hinting_at_games() -> Iterator[None]:
-    """Within this block gaps in the data are told to be no hindrance to a game."""
+def suggest_missing_ignore() -> Iterator[None]:
+    """Add a note on `--missing ignore` to errors about missing values."""
     try:
         yield
     except (DataError, FormatError) as error:
         if any(words in str(error) for words in ("NaN in data", "look like missing values")):
-            error.add_note(LEAVE_THEM_OUT)
+            error.add_note(MISSING_HINT)
         raise
 
 
@@ -75,8 +75,8 @@ ALONE = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """Tables by party; a single one called "all" where nobody else takes part."""
+class PartyTables:
+    """The table of each party; of data in one place, a single table called "all"."""
 
     tables: Mapping[str, Table]
     is_federation: bool
@@ -94,43 +94,43 @@ class Holdings:
 
     @property
     def dtype(self) -> str:
-        """The type to compute in: the most precise that any party needs."""
+        """The floating-point type to compute in: the most precise that any party needs."""
         return str(max((float_type(table.X.dtype) for table in self.tables.values()), key=lambda kind: kind.itemsize))
 
 
-def read_holdings(path: Path, wanted: ReadOptions, dtype: str | None = None, missing: str = "refuse") -> Holdings:
-    """Read DATA and refuse what cannot be factorized, saying whose it is."""
+def read_data(path: Path, wanted: ReadOptions, dtype: str | None = None, missing: str = "refuse") -> PartyTables:
+    """Read DATA, and refuse what cannot be factorized, naming the party."""
     place = resolve_path(path)
     is_federation = is_parts_folder(place)
     if place.is_dir() and not is_federation and not holds_matrix(place):
         raise FileError(
-            f"{path}: a folder is data if it holds matrix.mtx, and a federation if `partsong split` wrote it "
-            f"({LISTING}); this one holds neither. Name the file to read."
+            f"{path}: the folder holds neither matrix.mtx nor the parts of a federation ({LISTING}, written by "
+            "`partsong split`). Pass the file to read."
         )
-    with hinting_at_games():
+    with suggest_missing_ignore():
         if is_federation:
             tables = read_parts(place)
         else:
             tables = {ALONE: read_table(path, wanted)}
-            warn_of(tables[ALONE], header_notes(tables[ALONE], wanted))
+            warn_about(tables[ALONE], header_notes(tables[ALONE], wanted))
         tables = {name: with_known_cells(table, missing) for name, table in tables.items()}
         if missing == IGNORE:
             require_known(tables.values())
         for name, table in tables.items():
             require_usable(table, dtype, party=name if is_federation else "")
-    warn_of_identifiers(tables.values())
-    return Holdings(tables, is_federation)
+    warn_about_identifiers(tables.values())
+    return PartyTables(tables, is_federation)
 
 
-LATE = "The run that is resumed began without it, and goes on so."
+LATE = "The run being resumed started without it and continues without it."
 
 
-def read_sound_parties(
+def read_valid_parties(
     path: Path, dtype: str | None, late: Collection[str], missing: str = "refuse"
-) -> tuple[Holdings, dict[str, str]]:
-    """The parties whose files can be used, and of the others why not; the list of parts itself has to be right.
+) -> tuple[PartyTables, dict[str, str]]:
+    """Read the parties whose files are usable, and return why the others are not. The list of parts must be valid.
 
-    Those who are `late` are left out, whatever has become of their files: the run that is resumed began without them.
+    Parties in `late` are left out even if their files are usable now: the run being resumed started without them.
     """
     folder, faults = resolve_path(path), dict[str, str]()
     tables: dict[str, Table] = {}
@@ -153,28 +153,28 @@ def read_sound_parties(
     faults = {part.name: faults[part.name] for part in parts if part.name in faults}
     kept = {name: table for name, table in tables.items() if name not in faults}
     require_any_party(kept, faults)
-    warn_of_identifiers(kept.values())
-    return Holdings(align_columns(kept), is_federation=True), faults
+    warn_about_identifiers(kept.values())
+    return PartyTables(align_columns(kept), is_federation=True), faults
 
 
 def require_usable(table: Table, dtype: str | None = None, *, party: str = "") -> None:
-    """Refuse what cannot be factorized (of a party also zeros alone), naming the file, and its rows and columns."""
+    """Refuse what cannot be factorized (for a party, also a table of zeros), naming file, rows and columns."""
     with named_source(table):
         require_factorizable(table.X, table.feature_names, dtype, party=party)
 
 
 @contextmanager
 def named_source(table: Table) -> Iterator[None]:
-    """Put the file in front of whatever is wrong with its values, and the names of bad samples and features in it."""
+    """Name the file, and the bad samples and features, in errors about its values."""
     try:
         yield
     except PartsongError as error:
-        hint = "`partsong check` shows all that is wrong with a file."
+        hint = "Run `partsong check` to see all problems of a file."
         raise with_message(error, f"{table.source}: {_with_names(table, error)} {hint}") from error
 
 
 def _with_names(table: Table, error: PartsongError) -> str:
-    """What `check` says of the first bad cells, if it is cells that are bad."""
+    """Return what `check` says about the first bad cells, if the error is about cells."""
     if isinstance(error, DataError):
         for finding in inspect(table.X, table.feature_names, table.sample_names):
             if finding.severity == "error" and finding.rows:
@@ -182,17 +182,17 @@ def _with_names(table: Table, error: PartsongError) -> str:
     return str(error)
 
 
-def warn_of_identifiers(tables: Iterable[Table]) -> None:
-    """Warn once of columns that number the rows: they would be fitted like any other."""
+def warn_about_identifiers(tables: Iterable[Table]) -> None:
+    """Warn once about columns that number the rows; they would be fitted like any other."""
     for table in tables:
         findings = identifier_findings(table.X, table.feature_names)
         if findings:
-            warn_of(table, findings)
+            warn_about(table, findings)
             return
 
 
 def header_notes(table: Table, wanted: ReadOptions) -> tuple[Finding, ...]:
-    """A note where the first line of a text file was taken for data, although it may well name the columns."""
+    """Return a note if the first line of a text file was read as data but may hold column names."""
     reader = reader_for(Path(table.source))
     if wanted.header is not None or reader is None or "header" not in reader.takes:
         return ()
@@ -200,7 +200,7 @@ def header_notes(table: Table, wanted: ReadOptions) -> tuple[Finding, ...]:
     return header_findings(table.X.T if turned else table.X, table.sample_names if turned else table.feature_names)
 
 
-def warn_of(table: Table, findings: Iterable[Finding]) -> None:
-    """Findings as warnings about a file."""
+def warn_about(table: Table, findings: Iterable[Finding]) -> None:
+    """Print findings as warnings about a file."""
     for finding in findings:
         warn(f"{table.source}: {finding.message} {finding.remedy}")

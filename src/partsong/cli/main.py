@@ -1,4 +1,4 @@
-"""The entry point `partsong`: a table of commands, each loaded when it is run, so that help and errors are quick."""
+"""The entry point `partsong`: a table of commands, each imported only when it runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from partsong.console.output import (
     UsageError,
+    escape_unprintable_output,
     exit_code,
     failure,
     leave,
     put_failure,
     show_tracebacks,
-    spell_out_what_cannot_be_written,
 )
 from partsong.core import renamed
 from partsong.core.runtime import package_version
@@ -26,14 +26,14 @@ from partsong.core.runtime import package_version
 # ---- commands ---------------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
-    """The module of a command, a function of its name or a typer `app`; and its line in the list of commands."""
+class CommandSpec(NamedTuple):
+    """The module of a command, which has a function of its name or a typer `app`, and its summary."""
 
     module: str
     summary: str
 
     def load(self, command: str) -> Any:
-        """The command, as if it had been added to the app directly, with the examples of its module."""
+        """Import the command, with the examples of its module."""
         module = import_module(self.module)
         outer = typer.Typer(callback=lambda: None, rich_markup_mode=RICH, add_completion=False)
         if hasattr(module, "app"):
@@ -46,66 +46,70 @@ class Place(NamedTuple):
 
 
 RICH: Literal["rich"] = "rich"
-PLACES = {
-    "fit": Place(
-        "partsong.cli.fit", "Learn parts from data: X ≈ W H. A folder of parts is fitted as a simulated federation."
+COMMANDS = {
+    "fit": CommandSpec(
+        "partsong.cli.fit", "Factorize data: X ≈ W H. A folder of parts is fitted as a simulated federation."
     ),
-    "transform": Place(
-        "partsong.cli.model", "Weights of new rows: the non-negative least squares fit of each row to a model's parts."
+    "transform": CommandSpec(
+        "partsong.cli.model",
+        "Compute the weights of new rows: the non-negative least squares fit of each row to a model's components.",
     ),
-    "check": Place(
+    "check": CommandSpec(
         "partsong.cli.data",
-        "Say what is wrong with data, where, and the way out; exit code 0 if they can be factorized, 1 if not.",
+        "Check data: what is wrong, where, and how to fix it. Exit code 0 if they can be factorized, else 1.",
     ),
-    "split": Place("partsong.cli.data", "Split a table among parties, to try out a federation on one machine."),
-    "info": Place(
-        "partsong.cli.model", "Show a model: its shape, error and settings, and the top features of each component."
+    "split": CommandSpec(
+        "partsong.cli.data", "Split a table among simulated parties, to try a federation on one machine."
     ),
-    "compare": Place(
+    "info": CommandSpec(
+        "partsong.cli.model", "Show a model: shape, error, settings, and the top features of each component."
+    ),
+    "compare": CommandSpec(
         "partsong.cli.compare",
-        "Compare models that parties learn alone, together, and from pooled rows; in simulation.",
+        "Compare, in simulation, the models that parties learn alone, together, and from pooled rows.",
     ),
-    "attack": Place(
+    "attack": CommandSpec(
         "partsong.cli.attack",
-        "Try on a recorded run what an honest-but-curious server, or all parties but one, could work out of it.",
+        "Attack a recorded run as an honest-but-curious server, or as all parties but one.",
     ),
-    "demo": Place(
-        "partsong.cli.demo", "Fit a small federation, compare it with the pooled data, and write a report (.html)."
+    "demo": CommandSpec(
+        "partsong.cli.demo", "Fit a small federation, compare it with pooled data, and write a report (.html)."
     ),
-    "topics": Place(
-        "partsong.cli.topics", "Topics of texts, in one file or spread over parties that keep their texts."
+    "topics": CommandSpec(
+        "partsong.cli.topics",
+        "Fit, show and apply topic models of texts, in one file or at several parties that keep their texts.",
     ),
-    "federation": Place(
+    "federation": CommandSpec(
         "partsong.federation.commands.server",
         "Run experiments between institutions: one coordinator, and sites that keep their rows.",
     ),
-    "audit": Place(
+    "audit": CommandSpec(
         "partsong.federation.commands.audit",
-        "What has left a site: every message out, without values, in a log that cannot be changed unseen.",
+        "Show what has left a site: every message sent, without values, in a tamper-evident log.",
     ),
 }
-"""The commands in the order of the list; a test compares the lines with what the commands say of themselves."""
+"""The commands in the order of the help page. A test compares the summaries with the docstrings of the commands."""
 
 
 # ---- usage ------------------------------------------------------------------------------------------------------
 #
-# A command line that is wrong: told to programs as well, where --json stands on it.
+# Usage errors, which --json reports as well.
 
 
 class Commands(TyperGroup):
-    """All commands: with --json a usage error ends with one object too, and Ctrl-C has one exit code everywhere."""
+    """The group of all commands: --json reports usage errors too, and Ctrl-C has one exit code everywhere."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = {name: TyperCommand(name, help=place.summary) for name, place in PLACES.items()}
+        self.commands: Any = {name: TyperCommand(name, help=spec.summary) for name, spec in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command by that name, loaded now; help takes the lines of the list instead."""
+        """Import the named command; the help page uses the summaries instead."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and PLACES[str(name)].load(str(name)), rest
+        return name, command and COMMANDS[str(name)].load(str(name)), rest
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> Any:
-        """Run, and tell of a usage error once more after people have been told."""
+        """Run; with --json, also print a usage error as an object."""
         try:
             return super().main(args, *rest, **more)
         except SystemExit as end:
@@ -116,7 +120,7 @@ class Commands(TyperGroup):
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the options of the command and run it; older versions of typer end with 1 after Ctrl-C."""
+        """Parse and run the command. Older versions of typer exit with 1 after Ctrl-C."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -127,7 +131,7 @@ class Commands(TyperGroup):
 
 
 def _name_renamed(error: Any) -> None:
-    """Name the present option or command in the error of an old one."""
+    """Name the new option or command in the error about an old one."""
     wrong = re.match(r"No such (?:option|command):? '?([\w-]+)", error.message)
     if wrong and (new := {**renamed.OPTIONS, **renamed.COMMANDS}.get(wrong[1])):
         error.message, error.possibilities = f"{wrong[1]} is called {new} since version 0.2.0.", None
@@ -138,7 +142,7 @@ def _name_renamed(error: Any) -> None:
 app = typer.Typer(
     name="partsong",
     cls=Commands,
-    help="Non-negative matrix factorization X ≈ W H, of data in one place or spread over parties that keep their rows.",
+    help="Non-negative matrix factorization X ≈ W H, of data in one spec or spread over parties that keep their rows.",
     epilog="Start with: partsong demo",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
@@ -155,25 +159,25 @@ def _show_version(is_wanted: bool) -> None:
 @app.callback()
 def begin(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error: partsong --debug fit …")
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Handle the options before the command."""
     show_tracebacks(debug)
 
 
 def main() -> None:
-    """Run the command line; ends the process with its exit code."""
-    spell_out_what_cannot_be_written()
+    """Run the command line and exit with its code."""
+    escape_unprintable_output()
     try:
         try:
             app(prog_name="partsong")
         except SystemExit as end:
             leave(end.code)
-    except KeyboardInterrupt:  # once more, on the way out
+    except KeyboardInterrupt:  # a further Ctrl-C while exiting
         leave(exit_code())
 
 

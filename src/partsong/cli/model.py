@@ -1,4 +1,4 @@
-"""`partsong transform` and `partsong info`: weights of new rows, and what a model file holds."""
+"""`partsong transform` and `partsong info`: weights of new rows, and the contents of a model file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from partsong.cli.inputs import header_notes, named_source, warn_of, with_known_cells
+from partsong.cli.inputs import header_notes, named_source, warn_about, with_known_cells
 from partsong.console.options import (
     IGNORE,
     MISSING,
@@ -29,15 +29,15 @@ from partsong.console.options import (
 )
 from partsong.console.output import (
     facts,
-    guarded,
+    handle_errors,
     put_json,
     put_result,
     put_table,
     require_transform_files,
     visible,
-    warn_of_formulas,
+    warn_about_formulas,
 )
-from partsong.console.tables import read_table, require_meaningful
+from partsong.console.tables import read_table, require_applicable_options
 from partsong.core.interfaces import Matrix
 from partsong.core.runtime import available_threads, limit_kernel_threads
 from partsong.data.conversion import as_matrix
@@ -55,36 +55,36 @@ from partsong.solvers.squared_error import solver_of
 from partsong.training.result import top_features
 
 ModelFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model that `partsong fit` wrote.", show_default=False)
+    Path, typer.Argument(metavar="MODEL", help="A model file that `partsong fit` wrote.", show_default=False)
 ]
 
 # ---- model file --------------------------------------------------------------------------------------------------
 
 
 def read_model(path: Path) -> Model:
-    """`partsong.load_model`, with the way out where a folder is named instead of a file."""
+    """Call `partsong.load_model`; for a folder, suggest a file in it."""
     place = resolve_path(path)
     if not place.is_dir():
         return load_model(place)
     held = sorted(entry.name for entry in place.iterdir() if entry.name.endswith(MODEL_ENDINGS))
-    way_out = f"Name a file in it, such as {path / held[0]}." if held else "It holds no .safetensors file."
-    raise FileError(f"{path}: this is a folder, not a model file. {way_out}")
+    way_out = f"Pass a file in it, such as {path / held[0]}." if held else "It holds no .safetensors file."
+    raise FileError(f"{path} is a folder, not a model file. {way_out}")
 
 
 # ---- info -------------------------------------------------------------------------------------------------------
 #
-# `partsong info`: what is in a model file.
+# `partsong info`: the contents of a model file.
 
 INFO_EPILOG = examples("partsong info model.safetensors --top 15", "partsong info model.safetensors --json")
 
 
-@guarded
+@handle_errors
 def info(
     model: ModelFile,
     top: Annotated[int, typer.Option(min=1, help="Features to show per component.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model: its shape, error and settings, and the top features of each component."""
+    """Show a model: shape, error, settings, and the top features of each component."""
     content = description(read_model(model), top)
     if as_json:
         put_json({"model": model, **content})
@@ -93,7 +93,7 @@ def info(
 
 
 def description(model: Model, top: int) -> dict[str, Any]:
-    """All that can be said about a model in plain values."""
+    """Return the contents of a model as plain values."""
     H, error = model.components, model.relative_error
     features, values = top_features(H, model.feature_names, top), -np.sort(-H, axis=1)[:, :top]
     return {
@@ -139,7 +139,7 @@ TRANSFORM_EPILOG = examples(
 )
 
 
-@guarded
+@handle_errors
 def transform(
     data: Data,
     model: ModelFile,
@@ -147,7 +147,7 @@ def transform(
         Path, typer.Option("--output", "-o", help="The weights to write: .csv, .tsv, .npy, .parquet or .h5ad.")
     ],
     drop_extra: Annotated[
-        bool, typer.Option("--drop-extra", help="Leave out columns that the model does not know.")
+        bool, typer.Option("--drop-extra", help="Drop columns that the model does not have.")
     ] = False,
     label: Label = None,
     transpose: Transpose = False,
@@ -156,10 +156,10 @@ def transform(
     missing: Annotated[
         str | None,
         typer.Option(
-            help="Blanks and NaN, and cells that a sparse file does not store. refuse: an error, and zeros; ignore: "
-            "not known, so that a row is fitted by its other cells.",
+            help="Blanks and NaN, and cells that a sparse file does not store. refuse: the former are errors, the "
+            "latter zeros; ignore: all are unknown, and a row is fitted by its other cells.",
             callback=one_of(MISSING),
-            show_default="as in the fit of the model",
+            show_default="as in the fit",
             rich_help_panel="Reading",
         ),
     ] = None,
@@ -167,25 +167,25 @@ def transform(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Weights of new rows: the non-negative least squares fit of each row to a model's parts."""
+    """Compute the weights of new rows: the non-negative least squares fit of each row to a model's components."""
     require_transform_files("partsong transform", data, model, output)
     wanted = ReadOptions(label, transpose, key, header, drop_extra=drop_extra)
-    require_meaningful(data, wanted)
+    require_applicable_options(data, wanted)
     known = read_model(model)
     if known.settings.get("method") == LDA:
         raise FormatError(
-            f"{model}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
-            "topics.safetensors, for partsong topics transform."
+            f"{model}: an LDA model, whose weights are mixture proportions, not a least squares fit. Use partsong "
+            "topics transform with topics.safetensors, which every site has."
         )
     missing = missing or (IGNORE if known.settings.get("missing") == IGNORE else MISSING[0])
     wanted = replace(wanted, features=frozenset(known.feature_names or ()), gaps=missing == IGNORE)
     table = read_table(data, wanted)
-    warn_of(table, header_notes(table, wanted))
+    warn_about(table, header_notes(table, wanted))
     table = with_known_cells(matched(table, known, drop_extra), missing)
     began = time.perf_counter()
     W, error = weights_of(table, known, threads, missing)
     write_weights(output, W, table.sample_names)
-    warn_of_formulas(output, table.sample_names)
+    warn_about_formulas(output, table.sample_names)
     result = {
         "output": output,
         "model": model,
@@ -196,26 +196,26 @@ def transform(
         "explained_variance": 1.0 - error**2,
         "seconds": round(time.perf_counter() - began, 6),
     }
-    said = f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}"
-    put_result(result, (said,), as_json, quiet)
+    line = f"{W.shape[0]} × {W.shape[1]} weights in {output}; relative error {error:.6f}"
+    put_result(result, (line,), as_json, quiet)
 
 
 def matched(table: Table, model: Model, drop_extra: bool) -> Table:
-    """The table with the model's columns in the model's order: by name where both have names, else by number."""
+    """Return the table with the model's columns in the model's order: by name if both have names, else by position."""
     if table.feature_names is not None and model.feature_names is not None:
         return table.aligned_to(model.feature_names, drop_extra=drop_extra)
     wanted, held = model.components.shape[1], int(table.X.shape[1])
     if wanted != held:
         who = "the data have" if table.feature_names is None else "the model has"
         raise ShapeError(
-            f"{table.source}: {held} columns, but the model has {wanted}, and {who} no names to match them by. "
-            "Bring the data to the columns of the fit, in the same order."
+            f"{table.source}: {held} columns, but the model has {wanted}, and {who} no names to match them. "
+            "Pass the columns of the fit, in the same order."
         )
     return table
 
 
 def weights_of(table: Table, model: Model, threads: int | None, missing: str = MISSING[0]) -> tuple[Any, float]:
-    """W with the penalties of the fit, and ‖X − W H‖ / ‖X‖, over known cells where only these are in the table."""
+    """Return W, with the penalties of the fit, and ‖X − W H‖ / ‖X‖, both over the known cells."""
     kind = model.components.dtype
     with named_source(table):
         require_transformable(table.X, dtype=kind)

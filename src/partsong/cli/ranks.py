@@ -1,4 +1,4 @@
-"""`partsong fit` over ranks: `fit_distributed`, with messages at rank 0 and one exit code for all ranks."""
+"""`partsong fit` over MPI or torch ranks: messages come from rank 0, and all ranks exit with one code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from partsong.cli.fit_session import (
     require_outputs,
     usage_errors,
 )
-from partsong.cli.inputs import header_notes, warn_of, warn_of_identifiers, with_known_cells
+from partsong.cli.inputs import header_notes, warn_about, warn_about_identifiers, with_known_cells
 from partsong.console import output
 from partsong.console.output import (
     INTERRUPTED,
@@ -33,9 +33,9 @@ from partsong.console.output import (
     option,
     put_failure,
     require_distinct,
-    warn_of_formulas,
+    warn_about_formulas,
 )
-from partsong.console.tables import require_meaningful
+from partsong.console.tables import require_applicable_options
 from partsong.core.interfaces import Engine, Outcome
 from partsong.data.table import Table
 from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, together
@@ -52,23 +52,23 @@ Made = TypeVar("Made")
 
 WRONG_USAGE = 2
 OWN = {"as_json", "quiet"}
-"""Options that ranks may be given differently."""
+"""Options that may differ between ranks."""
 SIGNALS = (INTERRUPTED, TERMINATED)
 FINISHING_ALL = (
-    "Interrupted: all ranks end after this iteration, and the model is saved. A second Ctrl-C gives up, and nothing is."
+    "Interrupted: all ranks stop after this iteration and save the model. Press Ctrl-C again to quit without saving."
 )
 
 
 def run_over_ranks(options: FitOptions, given: Collection[str]) -> None:
-    """Fit, save and report; exit codes are those of a fit in one process, the same at all ranks."""
+    """Fit, save and report. Exit codes are those of a fit in one process, and equal at all ranks."""
     with open_engine(options.engine, options.reduce) as (network, communicator):
         work = partial(_run, options, given, network, communicator)
-        fit, code = with_one_voice(communicator, options.as_json, work)
+        fit, code = run_on_all_ranks(communicator, options.as_json, work)
         if fit is not None and communicator.rank == 0:
             _report(fit, options)
         if fit is not None and fit.outcome is Outcome.INTERRUPTED:
-            code, _ = agreed_code(communicator, exit_code())
-            part(communicator)
+            code, _ = agree_on_exit_code(communicator, exit_code())
+            finalize_mpi(communicator)
     if code:
         raise typer.Exit(code)
 
@@ -86,8 +86,8 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
         _require_outputs(options, rank, ranks)
 
     def look(table: Table) -> None:
-        warn_of(table, header_notes(table, wanted))
-        warn_of_identifiers([with_known_cells(table, options.missing)])
+        warn_about(table, header_notes(table, wanted))
+        warn_about_identifiers([with_known_cells(table, options.missing)])
 
     together(communicator, check)
     require_same_options(communicator, options)
@@ -105,12 +105,12 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
         note=FINISHING_ALL,
     )
     if options.weights is not None and fit.W is not None:
-        warn_of_formulas(shard_path(options.weights, rank, ranks), fit.data.sample_names)
+        warn_about_formulas(shard_path(options.weights, rank, ranks), fit.data.sample_names)
     return fit
 
 
 def _arguments(options: FitOptions) -> dict[str, Any]:
-    """The arguments of `fit_distributed`."""
+    """Return the arguments of `fit_distributed`."""
     named = options.method_options
     if options.method not in methods.RANK_SOLVERS:
         named = method_options_of(options, options.method)
@@ -124,26 +124,28 @@ def _arguments(options: FitOptions) -> dict[str, Any]:
 
 
 def _require_usage(options: FitOptions, given: Collection[str], wanted: ReadOptions) -> None:
-    """Refuse options that mean nothing over ranks."""
+    """Refuse options that do not apply over ranks."""
     if is_parts_folder(resolve_path(options.data)):
         raise typer.BadParameter(
-            f"{options.data} is a folder of parts, and --engine {options.engine} splits one file over the ranks. Fit "
-            "the folder with --engine parallel, or name one file; in Python fit_distributed takes rows of each rank.",
+            f"{options.data} is a folder of parts, and --engine {options.engine} splits one file over the ranks. Use "
+            "--engine parallel or pass one file. In Python, fit_distributed accepts the rows of each rank.",
             param_hint="--engine",
         )
     if options.method not in RANK_METHODS:
         raise typer.BadParameter(
-            f"{options.method} is for folders of parts; --engine {options.engine} has {', '.join(RANK_METHODS)}.",
+            f"{options.method} needs a folder of parts. --engine {options.engine} takes {', '.join(RANK_METHODS)}.",
             param_hint="--method",
         )
     require_fitting(options, given, RANKS)
-    require_meaningful(options.data, wanted)
+    require_applicable_options(options.data, wanted)
     if options.init not in ("auto", "random"):
-        raise typer.BadParameter("ranks start from random numbers: leave it out, or use random.", param_hint="--init")
+        raise typer.BadParameter(
+            "ranks start from random factors. Remove this option or use random.", param_hint="--init"
+        )
 
 
 def _require_outputs(options: FitOptions, rank: int, ranks: int) -> None:
-    """Refuse, before anything is read, files that this rank could not write afterwards."""
+    """Refuse, before anything is read, files that this rank cannot write."""
     own = options if rank == 0 else replace(options, output=None, run_folder=None)
     if options.weights is not None:
         listing = listing_path(options.weights)
@@ -153,35 +155,37 @@ def _require_outputs(options: FitOptions, rank: int, ranks: int) -> None:
 
 
 def require_same_options(communicator: Communicator, options: FitOptions) -> None:
-    """Refuse ranks that were started with other options, at all of them."""
+    """Refuse, at all ranks, options that differ between ranks."""
     own = {entry.name: as_json(getattr(options, entry.name)) for entry in fields(options) if entry.name not in OWN}
     found = first_difference(communicator, own)
     if found is not None:
         name, rank, first, other = found
         raise typer.BadParameter(
-            f"it is {first} at rank 0 and {other} at rank {rank}. Start every rank with the same command.",
+            f"{first} at rank 0, but {other} at rank {rank}. Start every rank with the same command.",
             param_hint="DATA" if name == "data" else option(name),
         )
 
 
 def _report(fit: DistributedFit, options: FitOptions) -> None:
-    """One JSON object, or a few lines, or nothing; for rank 0 alone."""
+    """Print one JSON object, a few lines, or nothing; at rank 0 only."""
     folder = None if options.run_folder is None else run_folder.RunFolder(options.run_folder)
-    told = fit.summary(options.output, options.weights, folder)
-    how = ", ".join(filter(None, (told["engine"], told["reduce"])))
-    game = told.get("game")
-    lines = common_lines(told, f" over {told['ranks']} rank(s), {told['method']} ({how})", ENDINGS[fit.outcome], game)
-    sent = f"{told['bytes_up_per_rank']:,} bytes up, {told['bytes_down_per_rank']:,} down"
-    report(told, [*lines, ("sent per rank", sent), *places(told)], options)
+    summary = fit.summary(options.output, options.weights, folder)
+    how = ", ".join(filter(None, (summary["engine"], summary["reduce"])))
+    game = summary.get("game")
+    lines = common_lines(
+        summary, f" over {summary['ranks']} rank(s), {summary['method']} ({how})", ENDINGS[fit.outcome], game
+    )
+    sent = f"{summary['bytes_up_per_rank']:,} bytes up, {summary['bytes_down_per_rank']:,} down"
+    report(summary, [*lines, ("sent per rank", sent), *places(summary)], options)
 
 
 # ---- one exit code -----------------------------------------------------------------------------------------------
 
 
-def with_one_voice(communicator: Communicator, as_json: bool, work: Callable[[], Made]) -> tuple[Made | None, int]:
-    """work(), which fails at all ranks or at none, or the exit code of all; rank 0 says why, and all wait for that.
+def run_on_all_ranks(communicator: Communicator, as_json: bool, work: Callable[[], Made]) -> tuple[Made | None, int]:
+    """Return the result of work(), which fails at all ranks or at none, and the exit code for all ranks.
 
-    Where a signal has ended one rank, the others know of an error there, and end as it does.
+    Rank 0 prints the error while the others wait. If a signal ended one rank, all ranks exit with its code.
     """
     try:
         return work(), 0
@@ -192,25 +196,25 @@ def with_one_voice(communicator: Communicator, as_json: bool, work: Callable[[],
         failed, code = error, WRONG_USAGE
     except (PartsongError, MemoryError, OSError) as error:
         failed, code = error, output.BAD_INPUT
-    code, _ = agreed_code(communicator, code)
+    code, _ = agree_on_exit_code(communicator, code)
     is_signal = code in SIGNALS
     if communicator.rank == 0:
         shown = KeyboardInterrupt() if is_signal else failed
         output.tell(shown)
         if as_json:
             put_failure(output.failure(shown, code))
-    _, are_all_here = agreed_code(communicator, code)
+    _, are_all_here = agree_on_exit_code(communicator, code)
     if is_signal and are_all_here:
-        part(communicator)
+        finalize_mpi(communicator)
     return None, code
 
 
-def agreed_code(communicator: Communicator, code: int) -> tuple[int, bool]:
-    """The exit code for all ranks, and whether all are here to take it: that of a signal at any of them goes first.
+def agree_on_exit_code(communicator: Communicator, code: int) -> tuple[int, bool]:
+    """Agree on one exit code, and return whether all ranks were there; the code of a signal at any rank wins.
 
-    Sent: a card, by which a rank that has not heard of the end yet is told that this one has left.
+    Sent: a status card, which tells ranks that are still running that this one has left.
     """
-    with suppress(Exception):  # a rank that is gone: there is nobody to agree with
+    with suppress(Exception):  # another rank may be gone
         shown = communicator.all_gather(Card(Status.LEFT, faults=code).written(), PATIENCE)
         if shown is not None:
             cards = [Card.read(one) for one in shown]
@@ -223,8 +227,8 @@ def agreed_code(communicator: Communicator, code: int) -> tuple[int, bool]:
     return code, False
 
 
-def part(communicator: Communicator) -> None:
-    """End MPI before an exit that is told by its code alone: a launcher would take it for a crash."""
+def finalize_mpi(communicator: Communicator) -> None:
+    """Finalize MPI before exiting with a non-zero code; otherwise the launcher reports a crash."""
     library = getattr(communicator, "library", None)
     if library is not None and not library.Is_finalized():
         library.Finalize()

@@ -1,4 +1,4 @@
-"""`partsong topics`: topics of texts, in one file or of several parties."""
+"""`partsong topics`: topic models of texts, in one file or at several parties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partsong import methods
 from partsong.console.options import MODEL_ENDINGS, AsJson, Quiet, examples, opt, parameters_of, unknown, with_options
 from partsong.console.output import (
     exit_code,
-    guarded,
+    handle_errors,
     option,
     plain,
     put_json,
@@ -34,8 +34,14 @@ from partsong.topics.tokenizer import JOINERS, stop_words_of
 
 # ---- options ----------------------------------------------------------------------------------------------------
 
-TEXTS = "A .csv, .tsv, .jsonl or .txt file (also .gz), or a folder of .txt files; one text per row, line or file."
-LEARNING, WORDS, PARTIES, DESCENT, KEEPING = "Learning", "Words", "Parties (several files)", "Descents", "Keeping"
+TEXTS = "A .csv, .tsv, .jsonl or .txt file (also .gz), or a folder of .txt files. One text per row, line or file."
+LEARNING, WORDS, PARTIES, DESCENT, KEEPING = (
+    "Learning",
+    "Words",
+    "Parties (several files)",
+    "Gradient descent",
+    "Keeping",
+)
 TOGETHER, POOLED = methods.names(methods.TEXTS), methods.pooled_names()
 ALONE = tuple(POOLED)
 SERVERS = methods.CHOICES["server"]
@@ -44,11 +50,11 @@ OF_METHODS = tuple(name for name in methods.TABLE["fednmf-mi"].parameters if nam
 """Options that only some methods have."""
 OF_WORDS = ("vocabulary", "min_documents", "max_df", "max_words", "weighting")
 PASSED_ON = dict.fromkeys(("method", "rounds", "device", *OF_METHODS, *BETWEEN_PARTIES, *OF_WORDS))
-"""Arguments of the models that have an option of the same name."""
+"""Arguments of the estimators that have an option of the same name."""
 
 
 def takers(parameter: str, known: Sequence[str] = (*ALONE, *TOGETHER)) -> list[str]:
-    """Those of these methods that have a parameter."""
+    """Return the methods that have a parameter."""
     return [name for name in known if parameter in methods.TABLE[POOLED.get(name, name)].parameters]
 
 
@@ -59,10 +65,10 @@ def _reading(help: str, **more: Any) -> Any:
     return typer.Option(help=help, rich_help_panel="Reading", **more)
 
 
-TextColumn = Annotated[str, _reading("The column (.jsonl: field) with the texts.", metavar="NAME")]
-Encoding = Annotated[str, _reading("How the files are written: utf-8, cp1252, latin-1, utf-16, ….")]
+TextColumn = Annotated[str, _reading("Column (.jsonl: field) with the texts.", metavar="NAME")]
+Encoding = Annotated[str, _reading("Encoding of the files: utf-8, cp1252, latin-1, utf-16, ….")]
 TopicFile = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A model that `partsong topics fit` wrote.", show_default=False)
+    Path, typer.Argument(metavar="MODEL", help="A model file that `partsong topics fit` wrote.", show_default=False)
 ]
 Html = Annotated[
     Path | None, typer.Option(help="Also write a page with a map of the topics (.html).", rich_help_panel=KEEPING)
@@ -75,42 +81,46 @@ class TopicOptions:
     """The command line of `partsong topics fit`; None: not given."""
 
     texts: Annotated[
-        list[Path], typer.Argument(metavar="TEXTS…", help=f"{TEXTS} Several: each is of one party.", show_default=False)
+        list[Path],
+        typer.Argument(metavar="TEXTS…", help=f"{TEXTS} Of several, each belongs to one party.", show_default=False),
     ]
     n_topics: int = opt(20, LEARNING, "Number of topics.", "--topics", "-k")
     text_column: TextColumn = "text"
     encoding: Encoding = "utf-8"
     method: str | None = opt(None, LEARNING, _METHOD, show_default="nmf; exact for several files")
-    rounds: int | None = opt(None, LEARNING, "Most rounds.", show_default="200 for nmf, exact, fnmf; else 50")
+    rounds: int | None = opt(
+        None, LEARNING, "Maximum number of rounds.", show_default="200 for nmf, exact, fnmf; else 50"
+    )
     seed: int = opt(0, LEARNING, "Random seed.")
     epochs: int | None = opt(None, DESCENT, f"{DESCENTS}: passes over the texts per round.", show_default="10")
-    batch: int | None = opt(None, DESCENT, "The same: texts per step.", show_default="64")
-    rate: float | None = opt(None, DESCENT, "The same: step.", show_default="0.05")
+    batch: int | None = opt(None, DESCENT, "Same methods: texts per step.", show_default="64")
+    rate: float | None = opt(None, DESCENT, "Same methods: step size.", show_default="0.05")
     strength: float | None = opt(
-        None, DESCENT, "nmf-sgd-mi, fednmf-mi: how much mutual information counts.", show_default="0.1"
+        None, DESCENT, "nmf-sgd-mi, fednmf-mi: weight of the mutual information.", show_default="0.1"
     )
     critic: str | None = opt(
         None,
         DESCENT,
-        "The same two: the network that judges which weights belong to which text, as in the paper (concat) or in two "
-        "halves (separable). It is sent with the topics; without --secure-aggregation it reveals each party's exact "
-        "words.",
+        "Same two methods: the critic network, as in the paper (concat) or as a product of two networks (separable). "
+        "It is sent with the topics; without --secure-aggregation it reveals exactly which words a party has.",
         metavar="|".join(methods.CHOICES["critic"]),
         show_default="concat",
     )
     mi_gradient: str | None = opt(
         None,
         DESCENT,
-        "The same two: slopes by which the critic learns, dv (as in the paper; it hardly learns) or js (it does, with "
-        "--critic-rate 0.2 to 0.5).",
+        "Same two methods: bound whose gradient trains the critic: dv (as in the paper; it hardly learns) or js (it "
+        "learns with --critic-rate 0.2 to 0.5).",
         metavar="|".join(methods.CHOICES["mi_gradient"]),
         show_default="dv",
     )
-    critic_rate: float | None = opt(None, DESCENT, "The same two: the critic's step.", show_default="that of --rate")
+    critic_rate: float | None = opt(
+        None, DESCENT, "Same two methods: the critic's step size.", show_default="that of --rate"
+    )
     warm_start_weights: bool = opt(
         False,
         DESCENT,
-        f"{DESCENTS}: fit weights to the topics before each round but the first.",
+        f"{DESCENTS}: fit the weights to the topics before every round except the first.",
         "--warm-start-weights",
     )
     device: str | None = opt(
@@ -123,50 +133,58 @@ class TopicOptions:
     server: str | None = opt(
         None,
         PARTIES,
-        f"{', '.join(takers('server', TOGETHER))}: how averages move the model, {', '.join(SERVERS)}.",
+        f"{', '.join(takers('server', TOGETHER))}: the server's optimizer: {', '.join(SERVERS)}.",
         show_default=SERVERS[0],
     )
-    server_rate: float | None = opt(None, PARTIES, f"{', '.join(SERVERS[1:])}: the server's step.", show_default="0.03")
+    server_rate: float | None = opt(
+        None, PARTIES, f"{', '.join(SERVERS[1:])}: the server's step size.", show_default="0.03"
+    )
     participation: float | None = opt(
-        None, PARTIES, "fednmf, fednmf-mi, fedlda: share of the parties that is drawn for each round.", show_default="1"
+        None, PARTIES, "fednmf, fednmf-mi, fedlda: share of the parties sampled in each round.", show_default="1"
     )
     secure_aggregation: bool = opt(
-        False, PARTIES, "Mask uploads of the rounds, so that only sums are seen.", "--secure-aggregation"
+        False,
+        PARTIES,
+        "Hide single uploads by masks that cancel in the sum. Needs at least three parties.",
+        "--secure-aggregation",
     )
-    min_parties: int | None = opt(None, PARTIES, "Parties that a word is at, or more.", show_default="2")
+    min_parties: int | None = opt(None, PARTIES, "Minimum number of parties that must have a word.", show_default="2")
     max_word_bytes: int | None = opt(
         None,
         PARTIES,
-        "Bytes of UTF-8 that a word has at most; longer ones stay at their parties and are not in the model.",
+        "Maximum length of a word in UTF-8 bytes. Longer words stay at their parties and are not in the model.",
         show_default="32",
     )
     vocabulary: str | None = opt(
         None,
         WORDS,
-        "agree: the parties find out which words enough of them have; hash: words have no names; or a file with one "
-        "word per line, which is taken as it is.",
+        "agree: the parties agree on the words that enough of them have; hash: feature hashing, without words; or a "
+        "file with one word per line.",
         metavar="agree|hash|FILE",
-        show_default="agree; of one file, its words",
+        show_default="agree; for one file, its words",
     )
     min_documents: int | None = opt(
         None,
         WORDS,
-        "Documents that a word is in, or more; with several files, at each of --min-parties.",
+        "Minimum number of documents with a word; with several files, at each of --min-parties parties.",
         show_default="2; 1 with several files",
     )
-    max_df: float | None = opt(None, WORDS, "Share of all documents that a word is in, or less.", show_default="1")
+    max_df: float | None = opt(None, WORDS, "Maximum share of all documents with a word.", show_default="1")
     max_words: int | None = opt(
-        None, WORDS, "Keep the most frequent words; of hash, the number of columns.", show_default="all; 10000 of hash"
+        None,
+        WORDS,
+        "Keep this many of the most frequent words; for hash, the number of columns.",
+        show_default="all; 10000 for hash",
     )
     weighting: str | None = opt(
         None,
         WORDS,
-        "What a word weighs in a text: tfidf, in rows of norm 1, or counts.",
+        "Weighting of words: tfidf, with rows of norm 1, or counts.",
         metavar="tfidf|counts",
         show_default="tfidf; counts for lda, fedlda",
     )
-    language: str = opt("english", WORDS, f"Whose stop words are left out: {', '.join(LANGUAGES)} (keep all).")
-    stop_words: Path | None = opt(None, WORDS, "A file with further ones, one per line.")
+    language: str = opt("english", WORDS, f"Language of the stop words to drop: {', '.join(LANGUAGES)} (keep all).")
+    stop_words: Path | None = opt(None, WORDS, "A file with further stop words, one per line.")
     output: Path | None = opt(None, KEEPING, "The model file to write (.safetensors).", "--output", "-o")
     html: Html = None
     as_json: AsJson = False
@@ -174,7 +192,7 @@ class TopicOptions:
 
 
 def texts_of(paths: Sequence[Path], column: str, encoding: str) -> dict[str, list[str]]:
-    """Texts by the name of their party, which is that of its file as far as it tells files apart."""
+    """Read the texts of each party; a party is named after its file."""
     short = [path.name.removesuffix(".gz").rpartition(".")[0] or path.name for path in paths]
     names = short if len(set(short)) == len(short) else [str(path) for path in paths]
     return {
@@ -195,7 +213,7 @@ EPILOG = examples(
 
 
 @with_options(parameters_of(TopicOptions))
-@guarded
+@handle_errors
 def fit(**values: Any) -> None:
     """Learn topics from texts: of one file, or of several parties that keep their texts."""
     options = TopicOptions(**values)
@@ -220,12 +238,12 @@ def fit(**values: Any) -> None:
     elif not options.quiet:
         show_fit(summary)
     if summary["outcome"] == "interrupted":
-        warn("Interrupted; these are the topics so far.")
+        warn("Interrupted. These are the topics so far.")
         raise typer.Exit(exit_code())
 
 
 def model_of(options: TopicOptions) -> Any:
-    """The model that the options describe, which has checked them."""
+    """Build the estimator that the options describe, and check them."""
     from partsong.topics.estimators import FederatedTopicModel, TopicModel
 
     is_alone = len(options.texts) == 1
@@ -237,9 +255,9 @@ def model_of(options: TopicOptions) -> Any:
         _refuse("method", f"{'One file' if is_alone else 'Several files'}: {unknown(method, known)}")
     for name in given:
         if is_alone and name in BETWEEN_PARTIES:
-            _refuse(name, "This is between parties: give several files.")
+            _refuse(name, "only for several parties. Pass several files.")
         if name in OF_METHODS and method not in takers(name, known):
-            _refuse(name, f"This is for --method {' and '.join(takers(name, known))}.")
+            _refuse(name, f"only for --method {' and '.join(takers(name, known))}.")
     given |= {
         "language": options.language,
         "stop_words": () if options.stop_words is None else stop_words_of(options.stop_words),
@@ -264,7 +282,7 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 
 def topic_rows(words: Any, shares: Any, coherence: Any) -> list[dict[str, Any]]:
-    """Each topic: number, share and coherence where they are known, and its words."""
+    """Return number, share, coherence and words of each topic."""
     sizes, values = ([None] * len(words) if known is None else known.tolist() for known in (shares, coherence))
     return [
         {"topic": number, "share": share, "coherence": value, "words": list(listed)}
@@ -273,7 +291,7 @@ def topic_rows(words: Any, shares: Any, coherence: Any) -> list[dict[str, Any]]:
 
 
 def description(model: Any, n: int = TOP) -> dict[str, Any]:
-    """All that can be said of a fit in plain values; of texts only how many there are, and how many are empty."""
+    """Return a fit as plain values; of the texts, only how many there are and how many are empty."""
     import numpy as np
 
     empty, coherence = model.empty_documents_, model.coherence_
@@ -303,7 +321,7 @@ def description(model: Any, n: int = TOP) -> dict[str, Any]:
 
 
 def show_topics(topics: list[dict[str, Any]]) -> None:
-    """A table for people."""
+    """Print the topics as a table."""
     rows = []
     for part in topics:
         share, value = part["share"], part["coherence"]
@@ -314,12 +332,12 @@ def show_topics(topics: list[dict[str, Any]]) -> None:
 
 
 def _shown(word: str) -> str:
-    """A word that cannot disturb a terminal; joiners between its letters are part of it."""
+    """Return a word that cannot disturb a terminal; joiners between its letters are kept."""
     return "".join(letter if letter in JOINERS else visible(letter) for letter in word)
 
 
 def show_fit(summary: dict[str, Any]) -> None:
-    """Topics, and a line on the fit."""
+    """Print the topics and a line about the fit."""
     show_topics(summary["topics"])
     empty = summary["empty_documents"]
     n_empty = sum(empty.values()) if isinstance(empty, dict) else empty
@@ -329,7 +347,7 @@ def show_fit(summary: dict[str, Any]) -> None:
         f"{summary['rounds']} rounds ({summary['outcome']})"
     )
     if summary["false_pass"] is not None:
-        typer.echo(f"A word at too few parties left them with a probability of at most {summary['false_pass']:.1e}.")
+        typer.echo(f"The probability that a word of too few parties left them is at most {summary['false_pass']:.1e}.")
     for name in ("model", "html"):
         if summary[name] is not None:
             typer.echo(f"{'Model' if name == 'model' else 'Page'}: {summary[name]}")
@@ -344,14 +362,14 @@ SHOW_EPILOG = examples(
 )
 
 
-@guarded
+@handle_errors
 def show(
     model: TopicFile,
     n: Annotated[int, typer.Option("--words", "-n", min=1, help="Words to show per topic.")] = TOP,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the words of each topic, and its size and coherence where the file knows them."""
+    """Show the words of each topic, and its share and coherence if the file has them."""
     require_distinct({"MODEL": model, "--html": html})
     require_writable("--html", html, (".html",))
     from partsong.evaluation.topic_quality import top_words
@@ -378,7 +396,7 @@ def show(
 TRANSFORM_EPILOG = examples("partsong topics transform new.csv topics.safetensors --text-column title -o W.csv")
 
 
-@guarded
+@handle_errors
 def transform(
     texts: Annotated[Path, typer.Argument(metavar="TEXTS", help=TEXTS, show_default=False)],
     model: TopicFile,
@@ -390,7 +408,7 @@ def transform(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Weights of topics in new texts, a row for each; zeros for a text without a known word."""
+    """Compute the topic weights of new texts, one row per text; zeros for a text without a known word."""
     from partsong.io.weights import write_weights
     from partsong.topics.estimators import TopicModel
 
@@ -403,12 +421,12 @@ def transform(
     n_empty = int((~W.any(axis=1)).sum())
     summary = {"output": output, "model": model, "n_documents": len(W), "n_topics": known.n_topics_, "n_zero": n_empty}
     summary["seconds"] = round(time.perf_counter() - began, 6)
-    said = f"{W.shape[0]} × {W.shape[1]} weights in {output}; {n_empty} texts have none"
-    put_result(summary, (said,), as_json, quiet)
+    line = f"{W.shape[0]} × {W.shape[1]} weights in {output}; {n_empty} texts without a known word"
+    put_result(summary, (line,), as_json, quiet)
 
 
 app = typer.Typer(
-    help="Topics of texts, in one file or spread over parties that keep their texts.",
+    help="Fit, show and apply topic models of texts, in one file or at several parties that keep their texts.",
     epilog="Start with: partsong topics fit texts.csv -k 20 --text-column text -o topics.safetensors",
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -34,7 +34,7 @@ Data = Annotated[
 Label = Annotated[
     str | None,
     typer.Option(
-        help="Name of a column (.npz: array) that is not a feature: labels, or an identifier.",
+        help="Column (.npz: array) that is not a feature: labels or an identifier.",
         rich_help_panel="Reading",
     ),
 ]
@@ -47,15 +47,16 @@ Transpose = Annotated[
 Key = Annotated[
     str | None,
     typer.Option(
-        help="Which array of an .npz, or layer of an .h5ad, to read, if not the main one.", rich_help_panel="Reading"
+        help="Array of an .npz file or layer of an .h5ad file to read instead of the main one.",
+        rich_help_panel="Reading",
     ),
 ]
 Header = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
-        help="Whether the first line of a .csv or .tsv names the columns; numbers, such as years, need --header.",
-        show_default="as it looks",
+        help="Whether the first line of a .csv or .tsv file holds column names. Numeric names (years) need --header.",
+        show_default="detected",
         rich_help_panel="Reading",
     ),
 ]
@@ -67,26 +68,26 @@ AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print one JSON object, and nothing else, on standard output; on failure, also by wrong options, one with "
-        "error, type and exit_code.",
+        help="Print one JSON object on standard output and nothing else. After a failure, including a usage error, it "
+        "holds error, type and exit_code.",
     ),
 ]
 
 
 def examples(*lines: str) -> str:
-    """Examples for the end of a help page, one per line."""
+    """Format the examples at the end of a help page, one per line."""
     return "\n\n".join(("Examples:", *lines))
 
 
 def opt(default: Any, panel: str | None, help: str, *names: str, choices: Sequence[str] = (), **more: Any) -> Any:
-    """A field of a dataclass of options, shown under a title; one with choices accepts nothing else."""
+    """Make a field of an options dataclass: its help panel, help text and choices."""
     if choices:
         help, more["callback"] = f"{help} One of {', '.join(choices)}.", one_of(choices)
     return field(default=default, metadata={"option": typer.Option(*names, help=help, rich_help_panel=panel, **more)})
 
 
 def parameters_of(options: type) -> list[inspect.Parameter]:
-    """The fields of a dataclass of options, as parameters of a command."""
+    """Return the fields of an options dataclass as parameters of a command."""
     found, hints = [], get_type_hints(options, include_extras=True)
     for one in fields(options):
         hint: Any = hints[one.name]
@@ -98,7 +99,7 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
 
 
 def with_options(parameters: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
-    """A command that takes keywords gets these parameters as its arguments and options."""
+    """Give a command that takes **kwargs these parameters as its arguments and options."""
 
     def described(command: Command) -> Command:
         command.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -109,7 +110,7 @@ def with_options(parameters: Sequence[inspect.Parameter]) -> Callable[[Command],
 
 
 def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
-    """A check for an option: one of these names, or a usage error that names the nearest."""
+    """Return a check for an option: one of these names, or a usage error that suggests the nearest."""
 
     def check(value: str | None) -> str | None:
         if value is None or value in names:
@@ -120,14 +121,14 @@ def one_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
 
 
 def unknown(value: str, names: Sequence[str]) -> str:
-    """What to say about a name that is none of these."""
+    """Describe an unknown name, the known ones and the nearest."""
     near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
     guess = f" {hint(value, names)}".rstrip() or (f" Did you mean {near[0]!r}?" if near else "")
     return f"{value!r} is not one of {', '.join(names)}.{guess}"
 
 
 def positive(value: float | None) -> float | None:
-    """A check for an option: a finite number of more than 0."""
+    """Check an option: a finite number above 0."""
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter(f"{value} is not a finite number of more than 0.")
+        raise typer.BadParameter(f"{value} is not a finite number above 0.")
     return value

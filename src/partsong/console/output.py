@@ -1,4 +1,4 @@
-"""What commands leave behind: lines for people, one JSON object for programs, files that are checked beforehand."""
+"""Output of commands: lines for people, one JSON object for programs, error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from partsong.io.write import as_json, first_formula, require_writable_file
 
 # ---- options ----------------------------------------------------------------------------------------------------
 #
-# The library says "n_components must be ..." and names the parameter; the command line says "--components must be ...".
+# The library says "n_components must be ..."; the command line says "--components must be ...".
 
 OPTIONS = {
     "column": "--text-column",
@@ -42,12 +42,12 @@ OPTIONS = {
     "play": "--game-order",
     "random_state": "--seed",
 }
-"""Options that have another name than the parameter of the library."""
+"""Options whose name differs from that of the library's parameter."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """The command that runs: the names of its arguments, and what --debug and signals have set."""
+    """The running command: the names of its arguments, and what --debug and signals have set."""
 
     arguments: Collection[str] = ()
     shows_tracebacks: bool = False
@@ -58,14 +58,14 @@ _running = _Running()
 
 
 def option(parameter: str) -> str:
-    """The option that sets a parameter of the library."""
+    """Return the option that sets a parameter of the library."""
     return OPTIONS.get(parameter, f"--{parameter.lower().replace('_', '-')}")
 
 
 def with_option(message: str, parameter: str | None) -> str:
-    """The message with the option in the place of the parameter's name, or in front where the message begins otherwise.
+    """Replace the parameter's name at the start of a message by its option, or put the option in front.
 
-    A parameter that the running command has no option for, such as a key of a file, keeps its name.
+    A parameter without an option of the running command, such as a key of a file, keeps its name.
     """
     if parameter is None or {parameter, option(parameter)[2:].replace("-", "_")}.isdisjoint(_running.arguments):
         return message
@@ -78,33 +78,33 @@ def with_option(message: str, parameter: str | None) -> str:
 # ---- outputs ----------------------------------------------------------------------------------------------------
 
 PACKAGES = {".parquet": "pyarrow.parquet", ".h5ad": "anndata"}
-"""Endings that need an optional package."""
+"""File extensions that need an optional package."""
 
 FAILING = ("strict", "surrogateescape", "surrogatepass")
-"""What streams do about characters outside their encoding that can end in an error."""
+"""Error handlers of streams that raise on characters outside their encoding."""
 
 
 def put_json(content: Mapping[str, Any]) -> None:
-    """One JSON object on one line of standard output."""
+    """Print one JSON object on one line of standard output."""
     typer.echo(json.dumps(as_json(content), allow_nan=False))
 
 
-def put_result(told: Mapping[str, Any], lines: Iterable[str], as_json: bool, quiet: bool = False) -> None:
-    """What a command came to: one JSON object, or lines for people, or nothing."""
+def put_result(result: Mapping[str, Any], lines: Iterable[str], as_json: bool, quiet: bool = False) -> None:
+    """Print a result: one JSON object, lines for people, or nothing."""
     if as_json:
-        put_json(told)
+        put_json(result)
     elif not quiet:
         for line in lines:
             typer.echo(line)
 
 
 def facts(pairs: Iterable[tuple[str, object]], width: int) -> list[str]:
-    """Names and values, a line for each; values begin in one column."""
+    """Format names and values, one pair a line, with the values aligned."""
     return [f"{name:<{width}}{value}" for name, value in pairs]
 
 
 def put_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table for people, as wide as the terminal allows."""
+    """Print a table, as wide as the terminal allows."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -116,23 +116,23 @@ def put_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def put_failure(content: Mapping[str, Any]) -> None:
-    """The same about a command that failed; where nothing can be written either, its exit code has to do."""
+    """Print the JSON object of a failed command; if standard output is broken too, the exit code has to suffice."""
     with contextlib.suppress(OSError):
         put_json(content)
 
 
 def visible(name: object) -> str:
-    """A name that cannot disturb a terminal: line breaks and control characters are spelled out."""
+    """Return a name that cannot disturb a terminal: line breaks and control characters are escaped."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
         for letter in str(name)
     )
 
 
-def spell_out_what_cannot_be_written() -> None:
-    """Let standard output and error take every character: those outside their encoding are spelled out.
+def escape_unprintable_output() -> None:
+    """Escape characters that standard output and error cannot encode.
 
-    An error handler that was asked for (PYTHONIOENCODING=cp1252:replace) and that never fails is left alone.
+    An error handler that the user chose (PYTHONIOENCODING=cp1252:replace) and that never fails is kept.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in FAILING:
@@ -140,23 +140,23 @@ def spell_out_what_cannot_be_written() -> None:
 
 
 def warn(message: str) -> None:
-    """What a person should know although the command goes on; on standard error."""
+    """Print a warning on standard error."""
     typer.echo(visible(f"Warning: {message}"), err=True)
 
 
-def warn_of_formulas(path: Path, names: Iterable[str] | None) -> None:
-    """Warn of names in a text file that a spreadsheet would take for formulas; they are never changed."""
+def warn_about_formulas(path: Path, names: Iterable[str] | None) -> None:
+    """Warn about names in a text file that a spreadsheet would run as formulas; they are never changed."""
     name = path.name.lower().removesuffix(".gz")
     found = first_formula(names or ()) if name.endswith((".csv", ".tsv")) else None
     if found is not None:
         warn(
-            f"{path}: a spreadsheet takes the name {found!r} for a formula and may run it. It was written as it is; "
-            "rename it, or import that column as text."
+            f"{path}: a spreadsheet may run the name {found!r} as a formula. The name was written unchanged. "
+            "Rename it, or import that column as text."
         )
 
 
 def require_writable(option: str, path: Path | None, endings: Sequence[str] = ()) -> None:
-    """Refuse, before anything is computed, a file that could not be written afterwards; None is no file."""
+    """Refuse, before anything is computed, an output file that cannot be written; None means no file."""
     if path is None:
         return
     name = path.name.lower()
@@ -165,55 +165,55 @@ def require_writable(option: str, path: Path | None, endings: Sequence[str] = ()
     package = next((package for ending, package in PACKAGES.items() if endings and name.endswith(ending)), None)
     if package is not None and importlib.util.find_spec(package.partition(".")[0]) is None:
         raise MissingExtra(
-            f"{option} {path}: needs {package.partition('.')[0]}, which is not installed. "
-            'Install it: pip install "partsong[io]", or write .csv instead.'
+            f"{option} {path}: this format needs {package.partition('.')[0]}, which is not installed. "
+            'Run pip install "partsong[io]", or write .csv.'
         )
     require_writable_file(option, resolve_path(path))
 
 
 def require_distinct(paths: Mapping[str, Path | None]) -> None:
-    """Refuse two uses of one file, such as a model that would overwrite the data."""
+    """Refuse one file in two roles, such as a model that would overwrite the data."""
     seen: dict[str, str] = {}
     for option, path in paths.items():
         if path is None:
             continue
         place = os.path.realpath(resolve_path(path))
         if place in seen:
-            raise typer.BadParameter(f"{seen[place]} is the same file: {path}. Choose another.", param_hint=option)
+            raise typer.BadParameter(f"{path} is also {seen[place]}. Choose another file.", param_hint=option)
         seen[place] = option
 
 
 def require_transform_files(command: str, data: Path, model: Path, output: Path) -> None:
-    """Refuse an output that would replace an input or cannot be written, and the model in the place of the data."""
+    """Refuse an output that would replace an input or cannot be written, and swapped DATA and MODEL."""
     require_distinct({"DATA": data, "MODEL": model, "--output": output})
     require_writable("--output", output, WEIGHT_ENDINGS)
     if data.name.endswith(MODEL_ENDINGS) and not model.name.endswith(MODEL_ENDINGS):
-        raise FileError(f"{data}: this looks like the model, which comes second: {command} {model} {data}.")
+        raise FileError(f"{data} looks like the model, which is the second argument. Run {command} {model} {data}.")
 
 
 # ---- termination ------------------------------------------------------------------------------------------------
 #
-# Signals: SIGTERM, which batch systems send before they kill, goes the way of Ctrl-C; both have their exit code.
+# SIGTERM, which batch systems send before they kill a job, is handled like Ctrl-C, with its own exit code.
 
 INTERRUPTED = 130
 TERMINATED = 143
 
 
 def exit_code() -> int:
-    """128 + the number of the signal that ended this command: 143 after SIGTERM, 130 after Ctrl-C."""
+    """Return 128 + the signal that ended this command: 143 after SIGTERM, 130 after Ctrl-C."""
     return TERMINATED if _running.got_sigterm else INTERRUPTED
 
 
 def adopt(code: int) -> None:
-    """Take over the exit code of another rank of the same run, which a signal has ended."""
+    """Take over the exit code of another rank of the same run that a signal ended."""
     _running.got_sigterm = code == TERMINATED
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Within this block SIGTERM goes the way of SIGINT; a handler of somebody else's is left alone.
+    """Handle SIGTERM like SIGINT within this block, unless the process already has a SIGTERM handler.
 
-    Where SIGINT is ignored, as in the background job of a script, SIGTERM still ends the command.
+    Where SIGINT is ignored, as in a background job of a script, SIGTERM still ends the command.
     """
     _running.got_sigterm = False
 
@@ -236,9 +236,9 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def leave(code: object) -> NoReturn:
-    """End the process with this exit code, which no further signal can change: nothing is left to interrupt.
+    """Exit with this code, and ignore further signals.
 
-    After an interrupt the threads that still compute are not waited for.
+    After an interrupt, threads that still compute are not waited for.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -250,9 +250,9 @@ def leave(code: object) -> NoReturn:
     sys.exit(code)  # type: ignore[arg-type]
 
 
-# ---- guard ------------------------------------------------------------------------------------------------------
+# ---- errors -----------------------------------------------------------------------------------------------------
 #
-# What stands between a command and the shell: exit codes, plain messages, and signals.
+# Between a command and the shell: exit codes, plain messages and signals.
 
 BAD_INPUT = 1
 NOTHING_SAVED = "Interrupted; no result was saved."
@@ -263,13 +263,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def show_tracebacks(wanted: bool) -> None:
-    """Set by `--debug` before a command runs."""
+    """Set whether errors show their traceback (`--debug`)."""
     _running.shows_tracebacks = wanted
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Within this block warnings for people are lines on standard error, each once; others are shown as Python does."""
+    """Print each UserWarning once, as one line on standard error; show other warnings as Python does."""
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, UserWarning):
@@ -284,10 +284,10 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def guarded(command: Command) -> Command:
-    """The command, with every expected error as a plain message on standard error and an exit code.
+def handle_errors(command: Command) -> Command:
+    """Turn every expected error of a command into a plain message on standard error and an exit code.
 
-    With --json the last line of standard output is one object in this case as well: what `failure` tells.
+    With --json, the last line of standard output is then the object that `failure` returns.
     """
 
     @functools.wraps(command)
@@ -301,7 +301,7 @@ def guarded(command: Command) -> Command:
                 raise
             except (Exception, KeyboardInterrupt) as error:
                 code = exit_code() if isinstance(error, KeyboardInterrupt) else BAD_INPUT
-                is_expected = isinstance(error, EXPECTED)  # of a fault of our own the traceback is wanted
+                is_expected = isinstance(error, EXPECTED)  # a bug in partsong keeps its traceback
                 if is_expected:
                     tell(error)
                 if is_json:
@@ -314,14 +314,14 @@ def guarded(command: Command) -> Command:
 
 
 def failure(error: BaseException, code: int) -> dict[str, Any]:
-    """What --json says of a command that failed: the message, the class of the error, the exit code."""
+    """Return the --json object of a failed command: message, class of the error, exit code."""
     notes = () if isinstance(error, KeyboardInterrupt) else getattr(error, "__notes__", ())
     kind = UsageError if isinstance(error, UsageError) else type(error)
     return {"error": " ".join((plain(error), *notes)), "type": kind.__name__, "exit_code": code}
 
 
 def tell(error: BaseException) -> None:
-    """The error in plain words, with what was added on its way; with `--debug`, all of where it came from."""
+    """Print an error and its notes; with `--debug`, its traceback."""
     if isinstance(error, KeyboardInterrupt):
         typer.echo(NOTHING_SAVED, err=True)
     elif _running.shows_tracebacks:
@@ -332,9 +332,9 @@ def tell(error: BaseException) -> None:
 
 
 def plain(error: BaseException) -> str:
-    """The message of an error, in the words of the command line."""
+    """Return the message of an error, with options in place of parameter names."""
     if isinstance(error, MemoryError):
-        return "There is not enough memory for this. Use --dtype float32, a sparse format, or .npy (read from disk)."
+        return "Out of memory. Use --dtype float32, a sparse format, or .npy (read from disk)."
     if isinstance(error, KeyboardInterrupt):
         return NOTHING_SAVED
     if isinstance(error, UsageError):

@@ -1,4 +1,4 @@
-"""Read the one table that a command is about."""
+"""Read the table that a command takes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from partsong.io.read import conflicts, read_wanted, reader_for
 
 
 def read_table(path: Path, wanted: ReadOptions, label_option: str = "--label") -> Table:
-    """`partsong.read`, with a word on folders of parts where one table is meant."""
+    """Call `partsong.read`; refuse a folder of parts where one table is needed."""
     place = resolve_path(path)
     if is_parts_folder(place):
-        raise FileError(f"{path} holds the parts of several parties. Name one of them, such as {path}/party-01.npz.")
+        raise FileError(
+            f"{path} holds the parts of several parties. Pass one of them, for example {path}/party-01.npz."
+        )
     if path.name == LISTING:
-        raise FileError(f"{path} lists the parts of several parties. Name its folder instead.")
-    require_meaningful(path, wanted, label_option)
+        raise FileError(f"{path} lists the parts of several parties. Pass its folder instead.")
+    require_applicable_options(path, wanted, label_option)
     return read_wanted(place, wanted)
 
 
-def require_meaningful(path: Path, wanted: ReadOptions, label_option: str = "--label") -> None:
-    """Options that mean nothing for a file of this name are a usage error, whatever it holds."""
+def require_applicable_options(path: Path, wanted: ReadOptions, label_option: str = "--label") -> None:
+    """Refuse reading options that a file with this extension does not have."""
     reader = reader_for(resolve_path(path))
     for setting, why in conflicts(reader, wanted) if reader is not None else ():
         hint = label_option if setting == "label" else option(setting)

@@ -72,7 +72,7 @@ from partsong.training.run_folder import RunFolder, make_usable
 
 ENGINES = ("mpi", "torch")
 SUMS = ("all-reduce", "in-order")
-NOTHING_KNOWN = "No cell is known: all are blank, NaN or not stored. Give at least one number."
+NO_KNOWN_CELL = "No cell is known: all are blank, NaN or not stored. Give at least one number."
 MARKED_BYTES = 1 << 16
 """Bytes at either end of a file by which ranks see that theirs are the same."""
 
@@ -447,7 +447,7 @@ def _require_usable(
     if isinstance(matrix, ObservedMatrix):
         known = RankReducer(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
         if not known.any():
-            raise DataError(f"{name}: {NOTHING_KNOWN}")
+            raise DataError(f"{name}: {NO_KNOWN_CELL}")
     try:
         require_factorizable(np.full((1, 1), highest), None, settings.dtype)
     except DataError as error:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from partsong.console.options import AsJson, examples
-from partsong.console.output import BAD_INPUT, facts, failure, guarded, put_json, put_result, tell, visible
+from partsong.console.output import BAD_INPUT, facts, failure, handle_errors, put_json, put_result, tell, visible
 from partsong.core.parameters import suggest_name
 from partsong.errors import BrokenChain, ParameterError
 from partsong.federation.audit_log import (
@@ -48,7 +48,7 @@ Place = Annotated[
 
 
 @app.command(epilog=VERIFY)
-@guarded
+@handle_errors
 def verify(
     place: Place,
     head: Annotated[str | None, typer.Option(help="The last hash, as it was noted elsewhere.")] = None,
@@ -83,7 +83,7 @@ def verify(
 
 
 @app.command(epilog=SHOW)
-@guarded
+@handle_errors
 def show(
     place: Place,
     run: Annotated[str | None, typer.Option(help="Only messages of this run.")] = None,
@@ -120,7 +120,7 @@ def show(
 
 
 @app.command(epilog=OPENING)
-@guarded
+@handle_errors
 def opening(
     place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
     why: Annotated[str, typer.Option(help="What has happened; it stays in the ledger.", show_default=False)],

@@ -26,7 +26,7 @@ import typer
 
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.console.options import AsJson, examples
-from partsong.console.output import BAD_INPUT, guarded, put_json
+from partsong.console.output import BAD_INPUT, handle_errors, put_json
 from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
@@ -98,7 +98,7 @@ def processes(folder: Path) -> Iterator[Processes]:
 DEMO = examples("partsong federation demo", "partsong federation demo --keep here")
 
 
-@guarded
+@handle_errors
 def demo(
     keep: Annotated[
         Path | None, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")

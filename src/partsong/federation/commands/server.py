@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from partsong.console.options import AsJson, examples
-from partsong.console.output import guarded, put_result, require_writable, warn
+from partsong.console.output import handle_errors, put_result, require_writable, warn
 from partsong.errors import FileError, ParameterError
 from partsong.federation.columns import labels_of
 from partsong.federation.commands.demo import DEMO, demo
@@ -75,7 +75,7 @@ class Engine(StrEnum):
 Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's folder, as made by init.")]
 
 
-@guarded
+@handle_errors
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for all that the federation is.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="Name of the federation.", show_default="the folder's")] = None,
@@ -118,7 +118,7 @@ def init(
     put_result({**told, "is_served": is_served, "kits": kits}, lines, as_json)
 
 
-@guarded
+@handle_errors
 def invite(
     site: Annotated[str, typer.Argument(help="The name of a site.", show_default=False)],
     folder: Folder = Path(),
@@ -138,7 +138,7 @@ def invite(
     put_result({"site": site, "kit": kit, "roster": listed}, (KIT.format(site, kit), then), as_json)
 
 
-@guarded
+@handle_errors
 def serve(
     folder: Folder = Path(),
     host: Annotated[
@@ -158,7 +158,7 @@ def serve(
         typer.echo("The server has stopped.", err=True)
 
 
-@guarded
+@handle_errors
 def admit(
     cards: Annotated[list[Path], typer.Argument(help="card.toml files of sites.", show_default=False)],
     folder: Folder = Path(),
@@ -177,7 +177,7 @@ def admit(
     _put_roster(server, f"Admitted: {', '.join(names)}", {"admitted": names}, as_json)
 
 
-@guarded
+@handle_errors
 def remove(
     site: Annotated[str, typer.Argument(help="The site to take out.", show_default=False)],
     folder: Folder = Path(),
@@ -282,7 +282,7 @@ RUN = examples(
 STOP = examples("partsong federation stop first-try --folder liver", "partsong federation stop --server --folder liver")
 
 
-@guarded
+@handle_errors
 def run(
     experiment: Annotated[Path, typer.Argument(help="experiment.toml: what everybody runs.", show_default=False)],
     folder: Folder = Path(),
@@ -340,7 +340,7 @@ def run(
     put_end(place, told, output, as_json, given)
 
 
-@guarded
+@handle_errors
 def stop(
     name: Annotated[str | None, typer.Argument(help="The run to stop.", show_default=False)] = None,
     folder: Folder = Path(),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from partsong.console.options import AsJson, Header, Key, Label, Transpose, examples
-from partsong.console.output import guarded, put_json, put_result, visible, warn
+from partsong.console.output import handle_errors, put_json, put_result, visible, warn
 from partsong.console.tables import read_table
 from partsong.data.table import Table
 from partsong.data.validation import identifier_findings, inspect
@@ -38,7 +38,7 @@ MAKE_KEY = (
 )
 
 
-@guarded
+@handle_errors
 def shared_key(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new file for it, for its owner alone.")
@@ -135,7 +135,7 @@ A site that passes the shared key to the server lets it test words that it think
 """
 
 
-@guarded
+@handle_errors
 def join(
     kit: Annotated[Path, typer.Argument(help="The startup kit: a .zip or a folder.", show_default=False)],
     data: Annotated[Path | None, typer.Option(help="The rows or texts of this site; needed the first time.")] = None,

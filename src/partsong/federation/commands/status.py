@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from partsong.console.options import AsJson, examples
-from partsong.console.output import BAD_INPUT, failure, guarded, put_json, visible
+from partsong.console.output import BAD_INPUT, failure, handle_errors, put_json, visible
 from partsong.errors import CompositionError, FileError, FormatError, PartsongError
 from partsong.federation.audit_log import AuditLog, verify_log
 from partsong.federation.consistency import require_consistent
@@ -35,7 +35,7 @@ DAMAGED = "damaged"
 Seen = TypeVar("Seen")
 
 
-@guarded
+@handle_errors
 def status(
     folder: Annotated[
         Path, typer.Option("--folder", "-f", help="The federation's folder, or that of a site.")
