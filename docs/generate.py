@@ -111,7 +111,7 @@ def cli() -> str:
     ]
     root: Any = typer.main.get_command(command_line.app)
     parts += _command(root, "partsong")
-    for name, place in command_line.PLACES.items():
+    for name, place in command_line.COMMANDS.items():
         parts += _commands(place.load(name), f"partsong {name}")
     return "\n".join(parts)
 

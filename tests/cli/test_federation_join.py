@@ -215,7 +215,7 @@ def cut_off(monkeypatch):
             return atomic_write(path, private=private)
 
         with monkeypatch.context() as patched:
-            patched.setattr("partsong.io.write.replacing", counted)
+            patched.setattr("partsong.io.write.atomic_write", counted)
             try:
                 call()
             except CutOff:

@@ -225,5 +225,5 @@ def test_a_checkpoint_of_an_older_version_knows_nothing_of_it(told, parts, monke
 
 
 def test_other_words_and_single_files_are_refused(invoke, parts, data_csv):
-    assert "skip" in invoke("fit", parts, "-o", "m.safetensors", "--on-party-error", "skip", code=2).stderr
+    assert "skip" in invoke("fit", parts, "-o", "m.safetensors", "--on-party-error", "leave out", code=2).stderr
     assert "for a folder of parts" in invoke("fit", data_csv, "-o", "m.safetensors", *LEAVE, code=2).stderr

@@ -237,7 +237,7 @@ def test_people_are_told_too(invoke, parts):
     out = invoke("fit", parts, "-k", 3, "-o", "m.safetensors", *ROW, "--secure-aggregation").stdout
     assert "ε = 3 spent at δ = 1e-05, unit row (add-or-remove)" in out
     assert "known only in this simulation" in out
-    assert "single uploads were seen by nobody" in out
+    assert "single uploads were visible to their senders only" in out
 
 
 def test_ten_rounds_unless_told_otherwise(told, parts):

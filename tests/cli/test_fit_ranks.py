@@ -343,13 +343,13 @@ SIGNAL_WHILE_READING = (
     + """
 import signal
 from partsong.io import blocks
-plain = blocks.Source.block
+plain = blocks.BlockSource.block
 def block(self, rows=None, columns=None):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     return plain(self, rows, columns)
-blocks.Source.block = block
+blocks.BlockSource.block = block
 """
 )
 TWO_SIGNALS_IN_A_ROUND = (

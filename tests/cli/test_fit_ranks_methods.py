@@ -39,12 +39,12 @@ from tests.cli.rank_launcher import (
 
 READING = """
 from partsong.io import blocks
-plain = blocks.Source.block
+plain = blocks.BlockSource.block
 def block(self, rows=None, columns=None):
     with open(folder / f"began-read-{rank}", "a") as file:
         file.write(f"{rows} {columns}\\n")
     return plain(self, rows, columns)
-blocks.Source.block = block
+blocks.BlockSource.block = block
 """
 FAILING = """
 from partsong.errors import DataError

@@ -53,7 +53,7 @@ def test_a_folder_is_told_what_it_is(invoke, data_npy, parts, words, tmp_path):
         ("run", "run/model.safetensors"),
         ("parts", "no .safetensors file"),
         ("empty", "no .safetensors file"),
-        (".", "Name a file in it, such as"),
+        (".", "Pass a file in it, such as"),
     ):
         if folder == ".":
             (tmp_path / "run/model.safetensors").rename(tmp_path / "m.safetensors")

@@ -146,7 +146,7 @@ def _as_json(each: PartyFindings) -> dict[str, Any]:
 
 
 def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
-    by = f"by the law: {summary['by_law']}; found: {summary['found'] or 'nothing beyond that'}"
+    by = f"by the numbers: {summary['by_law']}; found: {summary['found'] or 'nothing beyond that'}"
     lines = {
         "severity": f"{summary['severity']} ({by}; worst for {summary['worst_party']})",
         "method": summary["method"],
@@ -158,7 +158,7 @@ def _show(summary: Mapping[str, Any], found: Sequence[PartyFindings]) -> None:
     typer.echo("\n".join([*shown, *([] if summary["compared_with"] else [WITHOUT_TRUTH]), ""]))
     rows = []
     for each in found:
-        what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or f"by the law: {each.by_law}"
+        what = "\n".join(f"{one.array}: {one.measured}" for one in each.recovered) or f"by the numbers: {each.by_law}"
         what += "".join(f"\n{_tested(test)}" for test in each.membership)
         what += "" if each.largest_share is None else f"\nlargest share of one row in a sum: {each.largest_share:.0%}"
         cells = (each.party, str(each.severity), each.left, "\n".join(each.tried) or "no attack", what)
@@ -221,7 +221,8 @@ class Recorded:
         known = {name: table for name, table in found.items() if name in parties}
         if data and not known:
             raise FileError(
-                f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run. Pass the rows of this run."
+                f"{data[0]}: none of its parties ({', '.join(list(found)[:5])}) took part in this run. Pass the rows "
+                "of this run."
             )
         return {name: with_known_cells(self.matched(table), self.estimator.missing) for name, table in known.items()}
 

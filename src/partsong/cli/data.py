@@ -119,9 +119,7 @@ def check(
         mark = "Error" if each.severity == "error" else "Note"
         lines.append(f"{mark}: {visible(each.message)} {visible(each.remedy)}")
     lines += [] if report is None else [f"{report} lists the rows concerned."]
-    lines += (
-        ["These data cannot be factorized yet."] if support is None else ["These data can be factorized.", str(support)]
-    )
+    lines += ["This cannot be factorized yet."] if support is None else ["This can be factorized.", str(support)]
     put_result(result, lines, as_json)
     if not is_factorizable:
         raise typer.Exit(BAD_INPUT)

@@ -35,7 +35,7 @@ TOTALS = ("run", "messages", "bytes", "again", "refusals", "rounds", "ε spent (
 
 app = typer.Typer(
     name="audit",
-    help="What has left a site: every message out, without values, in a log that cannot be changed unseen.",
+    help="Show what has left a site: every message sent, without values, in a tamper-evident log.",
     epilog="Start with: partsong audit verify site-NAME",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
