@@ -103,7 +103,7 @@ def over_bytes(found: Records, data: str) -> str:
         if curves:
             mean = np.mean([curve[: min(map(len, curves))] for curve in curves], axis=0)
             megabytes, f1 = (tuple(float(value) for value in column) for column in (mean[:, 1] / 1e6, mean[:, 2]))
-            lines.append(Line(method, style_of(len(lines)), megabytes, f1))
+            lines.append(Line(Row(method).label, style_of(len(lines)), megabytes, f1))
     if not lines:
         return ""
     return figure_svg(
