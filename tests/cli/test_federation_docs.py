@@ -105,7 +105,8 @@ def test_the_page_has_no_other_commands(sections):
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = tuple(f"guide/{page.name}" for page in sorted((DOCS / "guide").glob("*.md")))
-PAGES = (*GUIDES, "reference/security.md", "reference/protocol.md")
+TUTORIALS = tuple(f"tutorials/{page.name}" for page in sorted((DOCS / "tutorials").glob("*.md")))
+PAGES = (*GUIDES, *TUTORIALS, "reference/security.md", "reference/protocol.md")
 
 
 def command_lines():

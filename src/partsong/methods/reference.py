@@ -120,8 +120,9 @@ def choices(known: list[Method]) -> dict[str, tuple[str, ...]]:
 
 def page() -> str:
     """The text of the page."""
-    parts = [INTRODUCTION]
-    for one in all_methods():
+    known = all_methods()
+    parts = [INTRODUCTION, *_overview(known)]
+    for one in known:
         parts.append("\n".join(_section(one)))
     return "\n".join(parts)
 
@@ -148,7 +149,7 @@ def _further(one: Method) -> str:
 
 def _facts(one: Method) -> Iterator[str]:
     """Where the method runs, whether its sums can be masked, and its units of differential privacy."""
-    traits, program = one.traits, one.example
+    traits = one.traits
     names = {PARTIES: "parties", TEXTS: "texts", RANKS: "ranks of MPI or torch"}
     yield "for " + ", ".join(names[task] for task in tasks_of(one))
     yield "one round" if one.is_one_shot else f"up to {one.rounds} rounds"
@@ -156,13 +157,30 @@ def _facts(one: Method) -> Iterator[str]:
         yield "asynchronous: no party waits for another"
     if traits.needs_columns:
         yield "needs columns of all rows at every party"
-    stated = [spec for kind in specs_of(one) for spec in kind.values()]
-    can_be_hidden = isinstance(program.aggregation, Reducible) and not traits.asynchronous
-    can_be_hidden = can_be_hidden and traits.requires != "plain" and not any(s.single_party_reason for s in stated)
-    hidden = "sums can be masked" if can_be_hidden else "cannot be masked"
+    hidden = "sums can be masked" if can_be_masked(one) else "cannot be masked"
     yield hidden if one.passes_to is None else f"sums can be masked where those of `{one.passes_to}` can"
     if one.privacy:
         yield f"differential privacy of {' or '.join('rows' if unit == 'row' else 'parties' for unit in one.privacy)}"
+
+
+def can_be_masked(one: Method) -> bool:
+    """Whether the server needs sums only, in which every entry has an addend from each party."""
+    stated = [spec for kind in specs_of(one) for spec in kind.values()]
+    is_sum = isinstance(one.example.aggregation, Reducible) and not one.traits.asynchronous
+    return is_sum and one.traits.requires != "plain" and not any(spec.single_party_reason for spec in stated)
+
+
+def _overview(known: list[Method]) -> Iterator[str]:
+    """One line for each method: what an exchange sends, and what can protect it."""
+    yield "| method | sent in an exchange | secure aggregation | differential privacy |\n|---|---|---|---|"
+    for one in known:
+        sizes = {name: " × ".join(map(str, spec.shape)) for kind in specs_of(one) for name, spec in kind.items()}
+        sent = ", ".join(f"`{name}` {size}".strip() for name, size in sizes.items())
+        masked = "yes" if can_be_masked(one) else "no"
+        masked = masked if one.passes_to is None else f"as `{one.passes_to}`"
+        units = ", ".join("rows" if unit == "row" else "parties" for unit in one.privacy)
+        yield f"| [{one.name}](#{one.name}) | {sent} | {masked} | {units or 'no'} |"
+    yield ""
 
 
 def _row(parameter: Parameter) -> str:
