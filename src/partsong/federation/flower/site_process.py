@@ -228,7 +228,7 @@ class SiteNode:
             time.sleep(PAUSE)
 
     def _node(self) -> Any:
-        from flwr.proto.node_pb2 import SiteNode as FlowerNode
+        from flwr.proto.node_pb2 import Node as FlowerNode
 
         return FlowerNode(node_id=self.number)
 
