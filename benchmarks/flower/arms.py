@@ -18,6 +18,7 @@ import numpy as np
 
 from partsong.federation.commands import demo
 from partsong.federation.flower.control import FLOWER_SETTINGS, ServerControl, open_control
+from partsong.federation.setup.credentials import Kit
 from partsong.federation.setup.server_folder import RunPlace, ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 
@@ -158,7 +159,7 @@ def flower_alone(
 def _site(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
     kit = server.invite(name, folder / f"{name}.zip")
     np.save(folder / f"{name}.npy", np.ones((4, 3)))
-    return SiteFolder.joining(folder / f"site-{name}", demo._kit(kit, folder), folder / f"{name}.npy", {})
+    return SiteFolder.joining(folder / f"site-{name}", Kit.read(kit), folder / f"{name}.npy", {})
 
 
 def _start(running: demo.Processes, name: str, command: list[Any]) -> None:

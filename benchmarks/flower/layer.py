@@ -44,7 +44,7 @@ def ours(message, context):  # type: ignore[no-untyped-def]
     clock.taken()
     began = time.perf_counter()
     with clock.watching():
-        reply = site_process.answer_to(message, known["product"](site_process.content_of(message)))
+        reply = site_process.reply_message(message, known["product"](site_process.message_bytes(message)))
     _note(context, "ours", time.perf_counter() - began, clock.taken())
     return reply
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.flower import processes as federation_flower
 from benchmarks.flower import report as flower_report
 from benchmarks.flower.arms import COLUMNS, RANK
-from benchmarks.flower.clock import Clock, layer_in
+from benchmarks.flower.clock import Clock, layer_in, watch_server, watch_site
 from benchmarks.flower.layer_report import verdict_of
 from partsong.core.interfaces import Message
 from partsong.federation.wire import Kind, Nonce, Reply, Request
@@ -99,6 +99,15 @@ def test_a_clock_counts_each_part_without_those_inside_it_and_this_thread_alone(
     assert all(inner <= one for one in spent.values())
     assert sum(spent.values()) <= whole
     assert sum(layer_in(whole, spent | {"Flower": 0.0}).values()) == pytest.approx(whole)
+
+
+def test_what_is_watched_is_there():
+    class Names(Clock):
+        def watch(self, owner, names, label):
+            assert set(names.split()) <= vars(owner).keys(), owner
+
+    watch_site(Names())
+    watch_server(Names())
 
 
 @pytest.mark.parametrize(
