@@ -155,16 +155,16 @@ def test_damaged_lists_of_parts(invoke, parts, content):
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("name", 3, "party 2: its name is 3, but must be text"),
-        ("name", "", 'party 2: its name is "", but must be text'),
+        ("name", 3, "party 2: name must be text in quotes; got 3"),
+        ("name", "", 'party 2: name must be text in quotes; got ""'),
         ("name", "party-01", "same name, 'party-01'"),
-        ("file", 3, "party 2: its file is 3, but must be text"),
+        ("file", 3, "party 2: file must be text in quotes; got 3"),
         ("file", "party-01.npz", "same file, 'party-01.npz'"),
         ("file", "../party-02.npz", "plain name"),
-        ("rows", "15", 'party 2: rows is "15", but must be a whole number'),
-        ("rows", 0, "party 2: rows is 0"),
-        ("rows", True, "party 2: rows is true"),
-        ("rows", None, "party 2: rows is null"),
+        ("rows", "15", 'party 2: rows must be a whole number of at least 1; got "15"'),
+        ("rows", 0, "party 2: rows must be a whole number of at least 1; got 0"),
+        ("rows", True, "party 2: rows must be a whole number of at least 1; got true"),
+        ("rows", None, "party 2: rows must be a whole number of at least 1; got null"),
         ("rows", ..., "party 2: has no 'rows'"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Files in and out: tables, weights, models and checkpoints; no pickle anywhere."""
+"""Read and write files: tables, weights, models and checkpoints. No pickle."""

@@ -1,6 +1,6 @@
-"""NumPy's .npy (left on disk) and .npz (dense, or SciPy's sparse kind).
+"""Read NumPy's .npy (memory-mapped) and .npz (dense, or SciPy's sparse format).
 
-What a file says of its arrays is checked before any value is read.
+Headers are checked before any value is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESAVE = "Save it again with np.save or np.savez from plain number or text array
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an array says of itself before its values are read."""
+    """The header of an array: shape, type, and where its values begin."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -34,16 +34,16 @@ class Header:
 
     @property
     def n_bytes(self) -> int:
-        """Of header and values together."""
+        """Bytes of header and values."""
         return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """From the beginning of an array; the stream is left where its values begin."""
+    """Read the header of an array; the stream is left at the first value."""
     version = np.lib.format.read_magic(stream)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
-        raise ValueError(f"version {version} of the .npy format is not one that plain numbers need")
+        raise ValueError(f"version {version} of the .npy format is not supported")
     shape, _, dtype = readers[version](stream)
     if min(shape, default=0) < 0:
         raise ValueError(f"the shape {shape} is negative")
@@ -51,16 +51,16 @@ def read_header(stream: IO[bytes]) -> Header:
 
 
 def member_headers(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, Header]]:
-    """The header of each array, held against the size of its member, and that against what can be unpacked at all."""
+    """Yield the header of each array, after checks of the stated sizes against the archive."""
     for member in archive.infolist():
         if not member.filename.endswith(".npy"):
             continue
         where = f"{path}, array {member.filename.removesuffix('.npy')!r}"
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise FormatError(f"{where}: packed in a way that np.savez does not use. {RESAVE}")
+            raise FormatError(f"{where}: uses a compression that np.savez does not use. {RESAVE}")
         ratio = 1 if member.compress_type == zipfile.ZIP_STORED else GZIP_RATIO
         if member.file_size > ratio * min(member.compress_size, path.stat().st_size) + ratio:
-            raise FormatError(f"{where}: claims {member.file_size} bytes, more than its place can hold. {RESAVE}")
+            raise FormatError(f"{where}: claims {member.file_size} bytes, more than the archive can contain. {RESAVE}")
         with archive.open(member) as stream:
             header = read_header(stream)
         if not header.dtype.hasobject:
@@ -69,30 +69,32 @@ def member_headers(path: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, 
 
 
 def require_stated_size(where: str, header: Header, held: int) -> None:
-    """Refuse an array that is not as long as it says."""
+    """Refuse an array whose size differs from its header."""
     if not header.dtype.hasobject and header.n_bytes != held:
         raise FormatError(
             f"{where}: its header claims {header.n_bytes} bytes (shape {header.shape}, {header.dtype}), "
-            f"but it holds {held}. It is cut short or damaged. {RESAVE}"
+            f"but it has {held}. It is truncated or damaged. {RESAVE}"
         )
 
 
 def require_numbers(where: str, dtype: np.dtype[Any]) -> None:
-    """Refuse objects and text where numbers belong."""
+    """Refuse Python objects and text instead of numbers."""
     if dtype.hasobject:
-        raise FormatError(f"{where}: holds Python objects, which are never loaded: they can run code. {RESAVE}")
+        raise FormatError(
+            f"{where}: contains Python objects, which are never loaded because they can run code. {RESAVE}"
+        )
     if dtype.kind not in "biufc":
-        raise FormatError(f"{where}: holds {dtype}, not numbers. {RESAVE}")
+        raise FormatError(f"{where}: contains {dtype}, not numbers. {RESAVE}")
 
 
 def names_in(
     path: Path, headers: Mapping[str, Header], arrays: Any, keys: tuple[str, ...], length: int
 ) -> tuple[str, ...] | None:
-    """The first array of one of these keys that has this length, as text; None if there is none."""
+    """Return the first array with one of these keys and this length, as text; None if there is none."""
     for key in keys:
         if key in headers and headers[key].shape == (length,):
             if headers[key].dtype.kind not in "USiu":
-                raise FormatError(f"{path}, array {key!r}: names are {headers[key].dtype}, not text. {RESAVE}")
+                raise FormatError(f"{path}, array {key!r}: names must be text, not {headers[key].dtype}. {RESAVE}")
             return tuple(
                 name.decode("utf-8") if isinstance(name, bytes) else str(name) for name in arrays[key].tolist()
             )
@@ -100,14 +102,14 @@ def names_in(
 
 
 def read_npy(path: Path, wanted: ReadOptions) -> Table:
-    """Open a .npy as a memory map; nothing is read until it is used."""
+    """Open a .npy file as a memory map; values are read on use."""
     with parse_errors(path, "a NumPy array"):
         X = open_npy(path)
         return Table(_native(X.T if wanted.transpose else X), source=str(path))
 
 
 def open_npy(path: Path) -> npt.NDArray[Any]:
-    """The array of a .npy, left on disk where that is possible; its header is held against the size of the file."""
+    """Open the array of a .npy file, memory-mapped if possible; its header is checked against the file size."""
     with path.open("rb") as stream:
         header = read_header(stream)
     require_stated_size(str(path), header, path.stat().st_size)
@@ -118,9 +120,9 @@ def open_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def read_npz(path: Path, wanted: ReadOptions) -> Table:
-    """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train'), and names and labels that fit it.
+    """Read one matrix of an .npz (by key, the only one, 'X', or 'X_train') with matching names and labels.
 
-    SciPy's sparse kind may hold names and labels beside the matrix as well.
+    SciPy's sparse format may also contain names and labels.
     """
     with parse_errors(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
@@ -128,8 +130,8 @@ def read_npz(path: Path, wanted: ReadOptions) -> Table:
         is_sparse = {"format", "shape", "data"} <= headers.keys()
         if is_sparse and wanted.key is not None:
             raise ParameterError(
-                f"{path}: key={wanted.key!r} picks one of several arrays, but this is a single sparse matrix. "
-                "Leave it out.",
+                f"{path}: key={wanted.key!r} selects one of several arrays, but this is a single sparse matrix. "
+                "Remove key.",
                 parameter="key",
             )
         key = "X" if is_sparse else _choose(path, headers, wanted.key)
@@ -147,7 +149,7 @@ def _choose(path: Path, headers: Mapping[str, Header], key: str | None) -> str:
     listed = ", ".join(f"{name!r} {header.shape} {header.dtype}" for name, header in list(headers.items())[:20])
     if key is not None and key not in headers:
         raise ParameterError(
-            f"{path}: there is no array {key!r}. It holds: {listed or 'nothing'}. Name one of these.",
+            f"{path}: there is no array {key!r}. It contains: {listed or 'nothing'}. Pass one of these as key.",
             parameter="key",
         )
     matrices = [name for name, header in headers.items() if len(header.shape) == 2]
@@ -156,7 +158,7 @@ def _choose(path: Path, headers: Mapping[str, Header], key: str | None) -> str:
     if not candidates:
         raise FormatError(
             f"{path}: {len(matrices)} of its arrays are matrices, so it is unclear which to read. "
-            f"It holds: {listed or 'no arrays'}. Name one, or save it as 'X' (samples x features).",
+            f"It contains: {listed or 'no arrays'}. Pass one as key, or save it as 'X' (samples x features).",
             parameter="key",
         )
     return candidates[0]
@@ -197,8 +199,8 @@ def _labels(
                 name for name, header in headers.items() if header.shape == (length,) and not header.dtype.hasobject
             ]
             raise ParameterError(
-                f"{path}: {label!r} is not an array of {length} labels, one per row. Arrays that would fit: {known}. "
-                "Name one of these, or none.",
+                f"{path}: {label!r} is not an array of {length} labels, one per row. Arrays of this length: {known}. "
+                "Pass one of these as label, or none.",
                 parameter="label",
             )
         return np.asarray(arrays[label])

@@ -1,7 +1,7 @@
-"""A block of a file's rows, or of its columns, read without holding the rest: what one of many ranks needs.
+"""Read a block of rows or columns of a file without the rest, as one of many ranks needs it.
 
-.npy is mapped and copied in slabs; of SciPy's .npz (CSR or CSC) only the entries of the block are kept. All other files
-are read whole and cut: every rank then needs the memory of the whole table for a moment.
+.npy files are mapped and copied in slabs; of SciPy's .npz (CSR or CSC) only the entries of the block are kept. Other
+files are read as a whole and sliced: every rank then temporarily needs the memory of the whole table.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Names = tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """A file that blocks can be read of; rows are samples, as if it had been turned where that was asked for.
+    """A file to read blocks from; rows are samples, after a transpose if requested.
 
-    `is_loaded` tells of a file that was read whole to get here.
+    `is_loaded`: the whole file was read into memory.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class BlockSource:
     named_from: int = 0
 
     def block(self, rows: Span | None = None, columns: Span | None = None) -> Any:
-        """Rows a … b − 1 and columns c … d − 1 (None: all) as an array or CSR in memory."""
+        """Read rows a … b − 1 and columns c … d − 1 (None: all) as an array or CSR in memory."""
         spans = rows or (0, self.shape[0]), columns or (0, self.shape[1])
         for what, (start, stop), size in zip(("rows", "columns"), spans, self.shape, strict=True):
             if not 0 <= start < stop <= size:
@@ -56,20 +56,20 @@ class BlockSource:
             return self.cut(*spans)
 
     def sample_names(self, rows: Span) -> Names:
-        """The names of some rows, if known."""
+        """Names of some rows, if known."""
         names = self.names_of_samples()
         return None if names is None else names[rows[0] - self.named_from : rows[1] - self.named_from]
 
     def released(self, rows: Span) -> BlockSource:
-        """The same without a table that was read whole; of the names of its samples those of some rows are kept."""
+        """Release a table that was read as a whole, and keep the sample names of some rows."""
         if not self.is_loaded:
             return self
         names = self.sample_names(rows)
-        return replace(self, names_of_samples=lambda: names, cut=_has_gone, named_from=rows[0])
+        return replace(self, names_of_samples=lambda: names, cut=_released, named_from=rows[0])
 
 
 def open_source(path: str | os.PathLike[str], wanted: ReadOptions = ReadOptions()) -> BlockSource:
-    """A file by the ending of its name; of .npy and SciPy's .npz only what they say of themselves is read."""
+    """Open a file by its file name extension; of .npy and SciPy's .npz only headers are read."""
     place = data_file(resolve_path(path))
     name = place.name.lower()
     if name.endswith(".npy"):
@@ -84,19 +84,19 @@ def open_source(path: str | os.PathLike[str], wanted: ReadOptions = ReadOptions(
 def validate_block(
     block: Any, source: BlockSource, first_row: int = 0, first_column: int = 0, dtype: Any = None
 ) -> None:
-    """Refuse NaN, infinite and negative values by file and by rows and columns of the whole matrix.
+    """Refuse NaN, infinite and negative values; the message has the file, and rows and columns of the whole matrix.
 
-    A block may be as small as it likes: whether squares vanish is a question about the whole.
+    Small values are accepted: whether squares underflow depends on the whole matrix.
     """
     try:
         require_transformable(block, None, dtype)
     except PartsongError as error:
-        told = str(error)
+        message = str(error)
         if isinstance(error, DataError):
             findings = (finding for finding in inspect(block) if finding.kind in _MARKS)
-            told = next((_globally(finding, block, first_row, first_column) for finding in findings), told)
-        told = f"{source.path}: {told} `partsong check` shows all that is wrong with a file."
-        raise with_message(error, told) from error
+            message = next((_globally(finding, block, first_row, first_column) for finding in findings), message)
+        message = f"{source.path}: {message} Run `partsong check` for all problems of a file."
+        raise with_message(error, message) from error
 
 
 def _is_negative(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -118,7 +118,7 @@ def _array(path: Path, wanted: ReadOptions) -> BlockSource:
     with parse_errors(path, "a NumPy array"):
         X = open_npy(path)
         if X.ndim != 2:
-            Table(X, source=str(path))  # says what is wrong
+            Table(X, source=str(path))  # raises the error for a wrong number of dimensions
 
     def cut(rows: Span, columns: Span) -> Any:
         return _slabs(X, columns, rows).T if wanted.transpose else _slabs(X, rows, columns)
@@ -128,7 +128,7 @@ def _array(path: Path, wanted: ReadOptions) -> BlockSource:
 
 
 def _slabs(X: npt.NDArray[Any], rows: Span, columns: Span) -> npt.NDArray[Any]:
-    """A copy of a block, in the order of memory of X; pages of a mapped file are given back slab by slab."""
+    """Copy a block in the memory order of X; pages of a mapped file are released slab by slab."""
     mapped, is_by_column = file_mapping(X), not X.flags.c_contiguous
     out = np.empty(
         (rows[1] - rows[0], columns[1] - columns[0]), X.dtype.newbyteorder("="), "F" if is_by_column else "C"
@@ -146,7 +146,7 @@ def _slabs(X: npt.NDArray[Any], rows: Span, columns: Span) -> npt.NDArray[Any]:
 
 
 def _compressed(path: Path, wanted: ReadOptions) -> BlockSource | None:
-    """SciPy's CSR or CSC, or None for what has to be read whole."""
+    """SciPy's CSR or CSC; None if the file must be read as a whole."""
     with parse_errors(path, "an .npz archive"):
         with zipfile.ZipFile(path) as archive:
             headers = dict(member_headers(path, archive))
@@ -178,7 +178,9 @@ def _strips(path: Path, headers: Mapping[str, Header], n_major: int, n_minor: in
     require_numbers(str(path), headers["data"].dtype)
     indptr, indices, data = (ArchivedArray(path, name, headers[name]) for name in ("indptr", "indices", "data"))
     if any(len(strip.header.shape) != 1 for strip in (indptr, indices, data)):
-        raise ShapeError(f"{path}: indptr, indices and data of a sparse matrix have one dimension. Export it again.")
+        raise ShapeError(
+            f"{path}: indptr, indices and data of a sparse matrix must have one dimension. Export it again."
+        )
     return ArchivedMatrix(path, n_major, n_minor, indptr, indices, data)
 
 
@@ -187,8 +189,8 @@ def _word(array: npt.NDArray[Any]) -> str:
     return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _has_gone(rows: Span, columns: Span) -> Any:
-    raise ValueError("what was read of it has been let go; open it again")
+def _released(rows: Span, columns: Span) -> Any:
+    raise ValueError("its data have been released; open it again")
 
 
 def _whole(table: Table, path: Path) -> BlockSource:

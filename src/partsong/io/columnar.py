@@ -1,8 +1,8 @@
-"""Parquet and AnnData (.h5ad) files.
+"""Read Parquet and AnnData (.h5ad) files.
 
-An .h5ad is checked before the HDF5 library reads it: damage on which that library hangs, and sizes beyond reason. This
-does not make HDF5 safe. Its library is compiled code, and a file that was damaged or made for it can still crash the
-process (fuzzing with flipped bytes found such a file). Convert an .h5ad from a stranger elsewhere first.
+An .h5ad file is checked before the HDF5 library reads it: for damage on which the library hangs, and for implausible
+sizes. This does not make HDF5 safe: a damaged or malicious file can still crash the compiled library and the process
+(fuzzing with flipped bytes found such a file). Convert untrusted .h5ad files on another machine first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from partsong.io.opening import GZIP_RATIO, ReadOptions, import_optional, parse_
 DEEPEST = 4  # obs / column / categories / values
 _HEAP_START = b"GCOL\x01\x00\x00\x00"
 _HEAP_HEADER = _OBJECT_HEADER = 16
-_SAVE_AGAIN = "The file is damaged; copy it again, or save it again with write_h5ad."
+_SAVE_AGAIN = "The file is damaged. Copy it again, or save it again with write_h5ad."
 
 
 def read_parquet(path: Path, wanted: ReadOptions) -> Table:
@@ -50,11 +50,10 @@ def read_parquet(path: Path, wanted: ReadOptions) -> Table:
 
 
 def read_h5ad(path: Path, wanted: ReadOptions) -> Table:
-    """Read X (or the layer that `key` names) with the names of observations and variables; a column of obs as labels.
+    """Read X (or the layer `key`) with the names of observations and variables, and a column of obs as labels.
 
-    Only these parts are read; what else the file holds does not matter. The HDF5 library can crash on a damaged or
-    hostile file (see `hdf5_honesty`): convert one that you do not trust to .csv, .npz or .parquet in a process, or on a
-    machine, that may crash.
+    Other parts of the file are not read. The HDF5 library can crash on a damaged or malicious file: convert untrusted
+    files to .csv, .npz or .parquet in a separate process or on another machine.
     """
     h5py, anndata = import_optional("h5py", "io"), import_optional("anndata.io", "io")
     with parse_errors(path, "AnnData"):
@@ -64,7 +63,7 @@ def read_h5ad(path: Path, wanted: ReadOptions) -> Table:
         if place not in file:
             layers = ", ".join(map(repr, file.get("layers", ()))) or "none"
             raise ParameterError(
-                f"{path}: there is no {place}. Layers: {layers}. Name one of them, or none for X.",
+                f"{path}: there is no {place}. Layers: {layers}. Pass one of them as key, or none for X.",
                 parameter="key",
             )
         for part in (place, "obs", "var"):
@@ -87,7 +86,7 @@ def _find(path: Path, names: list[str], label: str) -> int:
     if names.count(label) != 1:
         shown = first_few(map(repr, names[:SHOWN]), len(names), "column")
         raise FeatureError(
-            f"{path}: label={label!r} is not one column of it. There are the {shown}. Name one of them.",
+            f"{path}: label={label!r} is not a unique column. Columns: {shown}. Pass one of them.",
             parameter="label",
         )
     return names.index(label)
@@ -99,7 +98,7 @@ def _is_numeric(kind: Any) -> bool:
 
 
 def _is_text(table: Any, at: int) -> bool:
-    """Whether a column can name samples: text, coded or not; an index that is stored may be of whole numbers."""
+    """Whether a column can name samples: text, dictionary-encoded or not, or a stored index of whole numbers."""
     types = import_optional("pyarrow", "io").types
     kind = table.schema.field(at).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -107,7 +106,7 @@ def _is_text(table: Any, at: int) -> bool:
 
 
 def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
-    """The column of sample names: the pandas index if it is stored, else the only text column."""
+    """The column of sample names: the stored pandas index, else the only text column."""
     index_columns = [
         name for name in (table.schema.pandas_metadata or {}).get("index_columns", []) if isinstance(name, str)
     ]
@@ -120,8 +119,8 @@ def _names_column(path: Path, table: Any, other: list[int]) -> int | None:
             [f"{names[at]!r} ({table.schema.field(at).type})" for at in other[:SHOWN]], len(other), "column"
         )
         raise FormatError(
-            f"{path}: {len(other)} columns are not numbers, where one of text may name the samples: {shown}. "
-            "Name one as the label, encode them as numbers, or drop them."
+            f"{path}: {len(other)} columns are not numbers, but only one text column may name the samples: {shown}. "
+            "Pass one as label, encode them as numbers, or drop them."
         )
     return other[0] if other else None
 
@@ -148,12 +147,12 @@ def _as_labels(column: Any) -> npt.NDArray[Any]:
 
 
 def _plain(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Labels without Python objects: text stays text, numbers stay numbers."""
+    """Labels without Python objects: text or numbers."""
     return labels if labels.dtype.kind in "biuf" else np.array([str(label) for label in labels], dtype=np.str_)
 
 
 def _as_rows(path: Path, stored: Any, X: Any) -> Any:
-    """X as CSR or ndarray, its indices checked: out of range they would crash compiled code."""
+    """X as CSR or ndarray, with checked indices: out of range they would crash compiled code."""
     if hasattr(X, "tocsr"):
         from scipy import sparse
 
@@ -161,14 +160,16 @@ def _as_rows(path: Path, stored: Any, X: Any) -> Any:
         X.check_format(full_check=True)
         X = sparse.csr_array(X)
     if not isinstance(X, np.ndarray) and not hasattr(X, "tocsr"):
-        raise FormatError(f"{path}: {stored.name} is a {type(X).__name__}, not a matrix. Write adata.X before saving.")
+        raise FormatError(f"{path}: {stored.name} is a {type(X).__name__}, not a matrix. Save a file with adata.X.")
     if X.dtype.kind not in "biufc":
-        raise FormatError(f"{path}: {stored.name} holds {X.dtype}, not numbers. Convert it with adata.X.astype(float).")
+        raise FormatError(
+            f"{path}: {stored.name} contains {X.dtype}, not numbers. Convert it with adata.X.astype(float)."
+        )
     return X
 
 
 def check_text_heaps(path: Path) -> None:
-    """Walk the heaps that hold text: one whose chain of objects misses its end makes the HDF5 library loop for ever."""
+    """Check the heaps of text: the HDF5 library loops forever if a chain of objects misses the end of its heap."""
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_HEAP_START)
         while start >= 0:
@@ -179,7 +180,7 @@ def check_text_heaps(path: Path) -> None:
 
 
 def _chain_ends_at(data: mmap.mmap, at: int, end: int) -> bool:
-    """Objects follow each other up to the end; number 0 is free space and takes all that is left."""
+    """Whether objects fill the heap exactly; object 0 is free space up to the end."""
     while at + _OBJECT_HEADER <= end:
         number, size = _number(data, at, 2), _number(data, at + 8, 8)
         if number == 0:
@@ -193,9 +194,9 @@ def _number(data: mmap.mmap, at: int, n_bytes: int) -> int:
 
 
 def require_contained(path: Path, h5py: Any, parent: Any, name: str, depth: int = 0) -> None:
-    """Refuse links to elsewhere, and data that claim more bytes than the file could unpack to."""
+    """Refuse external links, and data that claim more bytes than the file could unpack to."""
     if depth > DEEPEST or not isinstance(parent.get(name, getlink=True), h5py.HardLink):
-        raise FormatError(f"{path}: {name!r} is missing, leads out of the file, or runs in circles. {_SAVE_AGAIN}")
+        raise FormatError(f"{path}: {name!r} is missing, links to another file, or is nested too deeply. {_SAVE_AGAIN}")
     part = parent[name]
     if isinstance(part, h5py.Group):
         for inner in part:
@@ -204,6 +205,6 @@ def require_contained(path: Path, h5py: Any, parent: Any, name: str, depth: int 
         largest = max(part.size or 0, math.prod(part.chunks or ())) * part.dtype.itemsize
         if part.external or part.is_virtual or largest > GZIP_RATIO * path.stat().st_size:
             raise FormatError(
-                f"{path}: {part.name} claims {largest} bytes, more than the file can hold, or keeps them elsewhere. "
-                f"{_SAVE_AGAIN}"
+                f"{path}: {part.name} claims {largest} bytes, more than the file can contain, or stores them "
+                f"elsewhere. {_SAVE_AGAIN}"
             )

@@ -1,7 +1,7 @@
-"""Delimited text: .csv, .tsv, and both gzipped, without pandas.
+"""Read delimited text without pandas: .csv and .tsv, also gzipped.
 
-NumPy's reader does the work (100 MB in about a second); only a file that it refuses is read cell by cell, to say
-exactly which cells are wrong, or to read what is unusual but right, such as line breaks within quotes.
+NumPy's reader does the work (100 MB in about a second). A file that it refuses is read cell by cell, to report which
+cells are wrong, or to read unusual but valid text such as line breaks within quotes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ ENDINGS = {",": ".csv", "\t": ".tsv"}
 DECIMAL_COMMA = re.compile(r"(?<![\w.])[+-]?\d+,\d+(?![\w.])")
 MISSING = frozenset({"", "na", "n/a", "#n/a", "null", "none", "missing", "?", "-", "."})
 LOOK_AHEAD = 100
-"""Rows that are looked at to tell a column of names from one of numbers."""
+"""Number of rows used to decide whether a column has names or numbers."""
 SAMPLE_TITLE = "sample"
-FEWEST_COUNTED = 4  # fewer numbers in a row may well be data
+FEWEST_COUNTED = 4  # fewer numbers in a row may be data
 CUT_DECIMAL_COMMAS = re.compile(r"\d+[;|\t][+-]?\d+")
-"""What is left between the commas of 1,5;2,5."""
+"""A cell of 1,5;2,5 after splitting at commas."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_delimited(path: Path, wanted: ReadOptions) -> Table:
     """Read a table of numbers with an optional header line, column of sample names, and column of labels.
 
-    The first column holds sample names if it is not numeric, has no title, or is titled "sample". `transpose` is for
-    files that hold one feature per line.
+    The first column has sample names if it is not numeric, has no title, or has the title "sample". `transpose` is for
+    files with one feature per line.
     """
     with parse_errors(path, "delimited text"):
         try:
@@ -58,7 +58,7 @@ def read_delimited(path: Path, wanted: ReadOptions) -> Table:
 
 
 def _read_fast(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]] | None:
-    """Values and text columns by NumPy's reader, or None if there is anything unusual about the file."""
+    """Values and text columns by NumPy's reader; None if the file is unusual or invalid."""
     texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
     lines = _lines_of_numbers(path, layout, texts)
     try:
@@ -74,7 +74,7 @@ def _read_fast(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list
 
 
 def _lines_of_numbers(path: Path, layout: Layout, texts: tuple[list[str], ...]) -> Generator[str, None, None]:
-    """The values in each line of data; names and labels go to `texts`."""
+    """Yield the values of each line of data; names and labels go to `texts`."""
     values_at, text_at = layout.values_at, layout.text_at
     has_names_alone = text_at == (0,) and layout.is_whole
     with open_text(path) as stream:
@@ -93,17 +93,17 @@ def _lines_of_numbers(path: Path, layout: Layout, texts: tuple[list[str], ...]) 
                 continue
             cells = next(csv.reader([line], delimiter=layout.delimiter))
             if len(cells) != layout.width:
-                raise ValueError("a line of another length")
+                raise ValueError("a line with another number of fields")
             if layout.keeps(cells):
                 for column, at in zip(texts, text_at, strict=True):
                     column.append(cells[at].strip())
                 yield layout.delimiter.join([cells[at] for at in values_at])
         if layout.kept_names is not None and not any(texts):
-            raise ValueError("not a single line")
+            raise ValueError("no line was kept")
 
 
 def _as_labels(cells: list[str]) -> npt.NDArray[Any]:
-    """Whole numbers if all are, else numbers, else text."""
+    """Labels as whole numbers if possible, else as numbers, else as text."""
     text = np.array(cells, dtype=np.str_)
     for kind in (np.int64, np.float64):
         try:
@@ -125,7 +125,7 @@ def _encoding_message(path: Path) -> str:
             except UnicodeDecodeError as error:
                 place, value = start + error.start, line[error.start]
                 return (
-                    f"{path}: byte position {place} (line {number}) holds 0x{value:02x}, which is not UTF-8 text. "
+                    f"{path}: byte 0x{value:02x} at position {place} (line {number}) is not UTF-8 text. "
                     "Save the file as UTF-8 (in Excel: 'CSV UTF-8')."
                 )
             start += len(line)
@@ -134,11 +134,10 @@ def _encoding_message(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things are in each line of data; `header` names every field, `n_header_lines` are to be skipped.
+    """The layout of each line of data: `header` names every field, and `n_header_lines` lines are skipped.
 
-    Fields at `dropped_at` are skipped unread, and so are lines whose name is not among `kept_names`. `asked_for` are
-    the names of the features that will be looked for in the end, where they are known. With `has_gaps` cells may be
-    blank.
+    Fields at `dropped_at` are not read, nor are lines whose name is not in `kept_names`. `asked_for` are the names of
+    the features that will be selected, if known. With `has_gaps` cells may be blank.
     """
 
     delimiter: str
@@ -154,18 +153,18 @@ class Layout:
 
     @property
     def text_at(self) -> tuple[int, ...]:
-        """Fields of names and labels, in order."""
+        """Indices of the fields with names and labels, ascending."""
         return tuple(sorted(at for at in (self.names_at, self.label_at) if at is not None))
 
     @property
     def values_at(self) -> tuple[int, ...]:
-        """Fields that are values, in order."""
+        """Indices of the fields with values, ascending."""
         others = self.dropped_at.union(self.text_at)
         return tuple(at for at in range(self.width) if at not in others)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        """The names of the fields that are values."""
+        """Names of the fields with values."""
         return None if self.header is None else tuple(self.header[at] for at in self.values_at)
 
     @property
@@ -178,16 +177,16 @@ class Layout:
         return self.kept_names is None or self.names_at is None or row[self.names_at].strip() in self.kept_names
 
     def column_name(self, at: int) -> str:
-        """The title of a field; nothing where there is none."""
+        """The title of a field, or an empty text."""
         return "" if self.header is None else self.header[at]
 
     def column(self, at: int) -> str:
-        """What to call a field in a message: its name, or its number counted from 1."""
+        """A field as named in a message: its title, or its number counted from 1."""
         return f"column {self.column_name(at)!r}" if self.column_name(at) else f"column {at + 1}"
 
 
 def numbered_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Every line that is not blank, as (number of its last line, fields)."""
+    """Yield every non-blank row as (number of its last line, fields)."""
     with open_text(path, newline="") as stream:
         reader = csv.reader(stream, delimiter=delimiter)
         for row in reader:
@@ -196,28 +195,26 @@ def numbered_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]
 
 
 def number(cell: str) -> float:
-    """The number in a cell, read as np.loadtxt does: no underscores."""
+    """Parse the number in a cell as np.loadtxt does: without underscores."""
     if "_" in cell:
         raise ValueError(f"not a number: {cell!r}")
     return float(cell)
 
 
 def number_or_gap(cell: str) -> float:
-    """The same, with NaN for a cell that is blank or says that it is missing."""
+    """The same, with NaN for a blank cell or a word for missing values."""
     return math.nan if cell.strip().lower() in MISSING else number(cell)
 
 
 def detect_layout(path: Path, delimiter: str, wanted: ReadOptions) -> Layout:
-    """Decide on the layout, or say what stands against every layout."""
+    """Detect the layout of a file, or raise FormatError."""
     first_rows = list(islice(numbered_rows(path, delimiter), 1 + LOOK_AHEAD))
     if not first_rows:
-        raise FormatError(
-            f"{path}: the file is empty. Check the export; it should hold a header line and rows of numbers."
-        )
+        raise FormatError(f"{path}: the file is empty. Check the export; it needs a header line and rows of numbers.")
     first, second = first_rows[0][1], first_rows[min(1, len(first_rows) - 1)][1]
     require_right_delimiter(path, delimiter, first, second)
     if first[0].lstrip().startswith("#") and len(first) < len(second):
-        raise FormatError(f"{path}: the first line is a comment ({first[0].strip()[:40]!r}). Delete such lines.")
+        raise FormatError(f"{path}: the first line is a comment ({first[0].strip()[:40]!r}). Remove such lines.")
     has_header = wanted.header
     if has_header is None:
         has_header = _is_header(first, second if len(first_rows) > 1 else None, wanted)
@@ -225,7 +222,7 @@ def detect_layout(path: Path, delimiter: str, wanted: ReadOptions) -> Layout:
         return _layout_below_header(path, delimiter, wanted, first_rows)
     if wanted.label is not None:
         raise FeatureError(
-            f"{path}: label={wanted.label!r} needs a header line to be found in. Add one to the file.",
+            f"{path}: label={wanted.label!r} needs a header line. Add one to the file.",
             parameter="label",
         )
     are_names = all(_is_text(row[0]) for _, row in first_rows)
@@ -239,10 +236,10 @@ def _layout_below_header(
         raise FormatError(f"{path}: there is a header line, but no rows. Check the export.")
     (n_lines, first), (_, second) = first_rows[:2]
     header = tuple(name.strip() for name in first)
-    names_come_first = len(second) == len(header) + 1  # as R writes it: the column of names has no title
+    names_come_first = len(second) == len(header) + 1  # as R writes files: the column of names has no title
     header = ("", *header) if names_come_first else header
     label_at = None if wanted.label is None else _find(path, header, wanted.label)
-    are_texts = all(_is_text(row[0]) for _, row in first_rows[1:])  # one odd cell does not make a column of names
+    are_texts = all(_is_text(row[0]) for _, row in first_rows[1:])  # a single text cell does not make a column of names
     are_names = names_come_first or header[0].lower() in ("", SAMPLE_TITLE) or are_texts
     names_at = 0 if are_names and label_at != 0 else None
     layout = Layout(
@@ -251,13 +248,13 @@ def _layout_below_header(
     if wanted.kept is not None:
         layout = _without_extra(path, layout, wanted)
     if not layout.values_at:
-        raise FormatError(f"{path}: no columns are left besides names and labels. Check the export.")
+        raise FormatError(f"{path}: there are no columns besides names and labels. Check the export.")
     require_names(layout.feature_names or (), str(path))
     return layout
 
 
 def _without_extra(path: Path, layout: Layout, wanted: ReadOptions) -> Layout:
-    """The layout that skips all features but those asked for; refuses columns among which some are missing."""
+    """A layout that reads only the requested features; missing ones are refused."""
     kept = wanted.features
     if wanted.transpose:
         return replace(layout, kept_names=kept)
@@ -269,10 +266,10 @@ def _without_extra(path: Path, layout: Layout, wanted: ReadOptions) -> Layout:
 
 
 def _is_header(first: Sequence[str], second: Sequence[str] | None, wanted: ReadOptions) -> bool:
-    """Text above a number makes a header; so do a label found there, a missing corner, "sample", and names 0, 1, 2, …
+    """Whether the first line is a header.
 
-    So do the names of all features that will be asked for. Text above text does not: a line of data may hold a name or
-    a class.
+    It is one if it has text above a number, the label, an empty corner, "sample", names 0, 1, 2, …, or the names of all
+    requested features. Text above text is not enough: a line of data may have a name or a class.
     """
     cells = {cell.strip() for cell in first}
     if wanted.label in cells or (wanted.features and not wanted.transpose and wanted.features <= cells):
@@ -297,7 +294,7 @@ def _is_header(first: Sequence[str], second: Sequence[str] | None, wanted: ReadO
 
 
 def _is_counted(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether a line is 0, 1, 2, …, as data frames without names are exported; numbers that go on below are data."""
+    """Whether a line is 0, 1, 2, …, as exported from unnamed data frames, and the next line does not continue it."""
     counted = [cell.strip() for cell in first] == [str(at) for at in range(len(first))]
     return len(first) >= FEWEST_COUNTED and counted and second[0].strip() != str(len(first))
 
@@ -315,16 +312,14 @@ def _is_text(cell: str) -> bool:
 def _find(path: Path, header: tuple[str, ...], label: str) -> int:
     if header.count(label) != 1:
         shown = first_few(map(repr, header[:SHOWN]), len(header), "column")
-        problem = "is not a column" if label not in header else "names several columns"
-        raise FeatureError(
-            f"{path}: label={label!r} {problem}. The header has the {shown}. Name one of them.", parameter="label"
-        )
+        problem = "is not a column" if label not in header else "is the name of several columns"
+        raise FeatureError(f"{path}: label={label!r} {problem}. Columns: {shown}. Pass one of them.", parameter="label")
     return header.index(label)
 
 
 @dataclass
 class _CellErrors:
-    """The first few of a kind of fault, and how many there were, by column."""
+    """The first few errors of a kind, and their number by column."""
 
     shown: list[str] = field(default_factory=list)
     cells: list[str] = field(default_factory=list)
@@ -345,7 +340,7 @@ class _CellErrors:
 
 
 def read_with_diagnostics(path: Path, layout: Layout) -> tuple[npt.NDArray[Any], tuple[list[str], ...]]:
-    """Values and text columns, as the quick reading gives them; raises FormatError with places if that cannot be."""
+    """Return the same as `_read_fast`, cell by cell; FormatError lists the invalid cells."""
     values = array("d")
     texts: tuple[list[str], ...] = tuple([] for _ in layout.text_at)
     ragged, not_numbers = _CellErrors(), _CellErrors()
@@ -368,8 +363,8 @@ def read_with_diagnostics(path: Path, layout: Layout) -> tuple[npt.NDArray[Any],
             not_numbers.in_first_row += not_numbers.count if n_rows == 1 else 0
     if ragged.count:
         raise FormatError(
-            f"{path}: {ragged.count} line(s) do not have {layout.width} fields as the first one does: {ragged}. "
-            "Look for missing or stray delimiters and unclosed quotes in these lines."
+            f"{path}: {ragged.count} line(s) do not have {layout.width} fields like the first one: {ragged}. "
+            "Check these lines for missing or extra delimiters and unclosed quotes."
         )
     if not_numbers.count:
         raise FormatError(_not_numbers_message(path, layout, not_numbers, n_rows))
@@ -389,52 +384,52 @@ def _note_cells(account: _CellErrors, layout: Layout, line: int, row: list[str])
 def _not_numbers_message(path: Path, layout: Layout, account: _CellErrors, n_rows: int) -> str:
     message = f"{path}: {account.count} cell(s) are not numbers: {account}."
     if any(DECIMAL_COMMA.fullmatch(cell) for cell in account.cells):
-        return f"{message} They look like decimal commas, or like thousands set apart: export numbers as 1234.5."
+        return f"{message} They look like decimal commas or thousands separators. Export numbers as 1234.5."
     if all(cell.lower() in MISSING for cell in account.cells):
-        return f"{message} They look like missing values: fill them (with 0, say), or drop these rows."
+        return f"{message} They look like missing values. Fill them, for example with 0, or drop these rows."
     others = [
         d for d in DELIMITER_NAMES if d not in (layout.delimiter, " ") and any(d in cell for cell in account.cells)
     ]
     if others:
         has_decimal_commas = layout.delimiter == "," and any(map(CUT_DECIMAL_COMMAS.fullmatch, account.cells))
         way_out = conversion_advice(path, others[0], has_decimal_commas)
-        return f"{message} They hold {DELIMITER_NAMES[others[0]]}. If that is the delimiter: {way_out}"
+        return f"{message} They contain {DELIMITER_NAMES[others[0]]}. If that is the delimiter: {way_out}"
     if layout.header is None and account.count == account.in_first_row:
-        return f"{message} If the first line names the columns, say so by header."
+        return f"{message} If the first line names the columns, set header to true."
     texts_at = [at for at, count in sorted(account.by_column.items()) if count == n_rows]
     if texts_at:
-        told = ", ".join(map(layout.column, texts_at[:SHOWN]))
+        shown = ", ".join(map(layout.column, texts_at[:SHOWN]))
         is_extra = layout.asked_for and layout.asked_for.isdisjoint(map(layout.column_name, texts_at))
-        ways = "Leave out columns that are not asked for (drop_extra), name" if is_extra else "Name"
+        ways = "Leave out extra columns (drop_extra), pass" if is_extra else "Pass"
         return (
-            f"{message} Text throughout: {told}. {ways} such a column as the label, encode it as numbers, or "
-            "delete it; a column of sample names comes first."
+            f"{message} Text columns: {shown}. {ways} such a column as label, encode it as numbers, or delete it. "
+            "A column of sample names must come first."
         )
     if set(account.by_column) == {0}:
-        return f"{message} If the first column holds sample names, leave its title empty; else correct these cells."
+        return f"{message} If the first column has sample names, leave its title empty; otherwise correct these cells."
     return f"{message} Correct these cells, or drop their rows."
 
 
 def delimiter_of(path: Path) -> str:
-    """What the name says."""
+    """The delimiter by the file name."""
     return "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
 
 
 def require_right_delimiter(path: Path, delimiter: str, first: Sequence[str], second: Sequence[str]) -> None:
-    """Refuse a file whose first two lines have one field each and share another delimiter, with the way out."""
+    """Refuse a file whose first two lines have one field each and share another delimiter."""
     if len(first) > 1:
         return
     for other, name in DELIMITER_NAMES.items():
         if other != delimiter and other in first[0].strip() and other in delimiter.join(second).strip():
             has_decimal_commas = other != "," and DECIMAL_COMMA.search(delimiter.join(second)) is not None
             raise FormatError(
-                f"{path}: fields seem to be separated by {name}, but the name says {DELIMITER_NAMES[delimiter]}. "
+                f"{path}: fields seem to be separated by {name}, but the name stands for {DELIMITER_NAMES[delimiter]}. "
                 f"{conversion_advice(path, other, has_decimal_commas)}"
             )
 
 
 def conversion_advice(path: Path, delimiter: str, has_decimal_commas: bool = False) -> str:
-    """What to do about a file with this delimiter: rename it, or write it anew with commas."""
+    """Advice for a file with this delimiter: rename it, or export it with commas."""
     stem, gz = (path.name[:-3], path.name[-3:]) if is_gzipped(path) else (path.name, "")
     if delimiter in ENDINGS and not has_decimal_commas:
         return f"Rename it to {stem[:-4]}{ENDINGS[delimiter]}{gz}."

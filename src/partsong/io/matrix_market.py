@@ -1,6 +1,6 @@
-"""Matrix Market files (.mtx, .mtx.gz), with the files of names that 10x Genomics puts beside them.
+"""Read Matrix Market files (.mtx, .mtx.gz), with the name files of 10x Genomics.
 
-Read with NumPy and not with scipy.io.mmread, which can crash the interpreter on a damaged file.
+Uses NumPy instead of scipy.io.mmread, which can crash the interpreter on a damaged file.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from partsong.errors import FormatError, ParameterError
 from partsong.io.opening import GZIP_RATIO, ReadOptions, is_gzipped, open_text, parse_errors, require_plausible
 
 _VALUE_FIELDS = {"real": "f8", "double": "f8", "integer": "f8", "pattern": ""}
-_EXPORT_AGAIN = "It is cut short, damaged or of another kind; copy or export it again."
+_EXPORT_AGAIN = "It is truncated, damaged or of another format. Copy or export it again."
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names found beside a matrix; None where there is no such file."""
+    """Names from the files next to a matrix; None if there is no such file."""
 
     samples: tuple[str, ...] | None
     features: tuple[str, ...] | None
 
     def __str__(self) -> str:
-        told = {"features": self.features, "barcodes": self.samples}
-        return " and ".join(f"{len(given)} {what}" for what, given in told.items() if given is not None)
+        lists = {"features": self.features, "barcodes": self.samples}
+        return " and ".join(f"{len(names)} {what}" for what, names in lists.items() if names is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class _Header:
 def read_matrix_market(path: Path, wanted: ReadOptions) -> Table:
     """Read a sparse (or dense) Matrix Market file as CSR with samples in rows.
 
-    10x files hold features in rows; where barcodes.tsv and features.tsv (or genes.tsv) lie beside the file, their
-    lengths say so and the matrix is turned. `transpose` says the same where there are no names.
+    10x files have features in rows: if barcodes.tsv and features.tsv (or genes.tsv) are next to the file, their lengths
+    decide and the matrix is transposed. Without name files, `transpose` decides.
     """
     with parse_errors(path, "a Matrix Market file"):
-        with open_text(path, encoding="latin-1") as stream:  # comments may be in any encoding
+        with open_text(path, encoding="latin-1") as stream:  # comments may have any encoding
             header = _read_header(path, stream)
             matrix = _read_dense(path, stream, header) if header.is_dense else _read_entries(path, stream, header)
         names = names_beside(path)
@@ -59,12 +59,14 @@ def read_matrix_market(path: Path, wanted: ReadOptions) -> Table:
 
 
 def _read_header(path: Path, stream: IO[str]) -> _Header:
-    """The banner and the sizes, held against the bytes that are there before anything is allocated."""
+    """Read the banner and the sizes, and check them against the file size before anything is allocated."""
     banner = stream.readline(1000).lower().split()
     if len(banner) != 5 or banner[:2] != ["%%matrixmarket", "matrix"] or banner[2] not in ("array", "coordinate"):
-        raise FormatError(f"{path}: does not begin with '%%MatrixMarket matrix coordinate …'. {_EXPORT_AGAIN}")
+        raise FormatError(f"{path}: does not start with '%%MatrixMarket matrix coordinate …'. {_EXPORT_AGAIN}")
     if banner[3] not in _VALUE_FIELDS or banner[4] not in ("general", "symmetric"):
-        raise FormatError(f"{path}: holds {banner[3]} {banner[4]} values. Export real numbers, general or symmetric.")
+        raise FormatError(
+            f"{path}: contains {banner[3]} {banner[4]} values. Export real numbers, general or symmetric."
+        )
     line = stream.readline(100_000)
     while line.startswith("%") or line.isspace():
         line = stream.readline(100_000)
@@ -73,8 +75,8 @@ def _read_header(path: Path, stream: IO[str]) -> _Header:
     if len(sizes) != (2 if is_dense else 3) or min(sizes) < 0:
         raise FormatError(f"{path}: the line of sizes reads {line[:80]!r}. {_EXPORT_AGAIN}")
     n_entries = sizes[0] * sizes[1] if is_dense else sizes[2]
-    if n_entries > path.stat().st_size * (GZIP_RATIO if is_gzipped(path) else 1):  # an entry takes two bytes or more
-        raise FormatError(f"{path}: its header claims {n_entries} entries, more than it can hold. {_EXPORT_AGAIN}")
+    if n_entries > path.stat().st_size * (GZIP_RATIO if is_gzipped(path) else 1):  # an entry needs at least two bytes
+        raise FormatError(f"{path}: its header claims {n_entries} entries, more than it can contain. {_EXPORT_AGAIN}")
     require_plausible(path, (sizes[0], sizes[1]), n_entries)
     return _Header(is_dense, banner[4] == "symmetric", banner[3] == "pattern", (sizes[0], sizes[1]), n_entries)
 
@@ -90,7 +92,7 @@ def _read_entries(path: Path, stream: IO[str], header: _Header) -> Any:
     if outside.any():
         first = int(np.argmax(outside))
         raise FormatError(
-            f"{path}: {np.count_nonzero(outside)} entries lie outside of the matrix ({header.shape[0]} x "
+            f"{path}: {np.count_nonzero(outside)} entries are outside the matrix ({header.shape[0]} x "
             f"{header.shape[1]}); the first is entry {first + 1}: row {rows[first] + 1}, column {columns[first] + 1}. "
             f"{_EXPORT_AGAIN}"
         )
@@ -107,13 +109,13 @@ def _read_dense(path: Path, stream: IO[str], header: _Header) -> Any:
     from scipy import sparse
 
     if header.is_symmetric or header.is_pattern:
-        raise FormatError(f"{path}: a dense file must hold all its values. Export it as 'array real general'.")
+        raise FormatError(f"{path}: a dense file must contain all values. Export it as 'array real general'.")
     values = _load(path, stream, np.dtype(np.float64), header.n_entries)
     return sparse.coo_array(values.reshape(header.shape, order="F"))
 
 
 def _load(path: Path, stream: IO[str], dtype: np.dtype[Any], n_entries: int) -> Any:
-    """As many lines as the header announced, and not one more."""
+    """Read exactly as many lines as the header announces."""
     first = next((line for line in stream if not line.isspace()), None)
     entries = np.empty(0, dtype=dtype)
     if first is not None:
@@ -125,9 +127,9 @@ def _load(path: Path, stream: IO[str], dtype: np.dtype[Any], n_entries: int) -> 
 
 
 def names_beside(path: Path) -> Names:
-    """The names for a matrix file; a prefix is shared, as in GSM1_matrix.mtx and GSM1_barcodes.tsv.
+    """Read the names for a matrix file with the same prefix, as in GSM1_matrix.mtx and GSM1_barcodes.tsv.
 
-    Features are called by their symbols (the second column) where these are unique, and by identifiers otherwise.
+    Features are named by their symbols (the second column) if these are unique, else by their identifiers.
     """
     stem = path.name.lower().removesuffix(".gz").removesuffix(".mtx")
     prefix = path.name[: len(stem) - len("matrix")] if stem.endswith("matrix") else ""
@@ -140,7 +142,7 @@ def names_beside(path: Path) -> Names:
 
 
 def features_in_rows(path: Path, shape: tuple[int, int], names: Names, transpose: bool) -> bool:
-    """What the lengths of the names say, or the caller; 10x's own order wins where both would fit."""
+    """Whether features are in rows, by the lengths of the names or `transpose`; the order of 10x wins a tie."""
     if names.features is None and names.samples is None:
         return transpose
     as_10x, as_table = (
@@ -150,13 +152,13 @@ def features_in_rows(path: Path, shape: tuple[int, int], names: Names, transpose
     )
     if not as_10x and not as_table:
         raise FormatError(
-            f"{path}: the matrix is {shape[0]} x {shape[1]}, but the files of names beside it list {names}. "
-            "Put the files that belong together into one folder, or move foreign ones away."
+            f"{path}: the matrix is {shape[0]} x {shape[1]}, but the name files next to it list {names}. "
+            "Put only matching files into one folder."
         )
     if transpose and not as_10x:
         raise ParameterError(
-            f"{path}: features are said to be in rows, but the matrix is {shape[0]} x {shape[1]} and the "
-            f"files beside it list {names}. Samples are in rows already: leave transpose out.",
+            f"{path}: transpose is set, but the matrix is {shape[0]} x {shape[1]} and the name files next to it list "
+            f"{names}, so samples are already in rows. Remove transpose.",
             parameter="transpose",
         )
     return as_10x
@@ -168,7 +170,7 @@ def _first_existing(folder: Path, *names: str) -> Path | None:
 
 
 def _columns(path: Path) -> list[tuple[str, ...]]:
-    """The first two columns of a file of names, or the only one."""
+    """The first two columns of a name file, or the only one."""
     with parse_errors(path, "a list of names"), open_text(path, newline="") as stream:
         rows = [row for row in csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
     n_columns = min((len(row) for row in rows), default=1)

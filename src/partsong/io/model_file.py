@@ -1,4 +1,4 @@
-"""Model files: H, names of features, settings and where they come from; and the provenance that they state."""
+"""Model files: H, feature names, settings and provenance, as safetensors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, 
 ENDING = ".safetensors"
 _KIND = FileKind("partsong-model", 1)
 _FIELDS = ("feature_names", "settings", "seed", "relative_error", "created", "versions")
-_ONCE_MORE = "Fit again, or take the model from its source again."
+_ONCE_MORE = "Fit again, or copy the model from its source again."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """The shared parts (components, k x m) and where they come from; checked when it is made.
+    """Shared components (k x m) with their provenance; checked on creation.
 
-    `shares` is the explained share of each component; `created` is an ISO 8601 time, by default `now()`, which
-    SOURCE_DATE_EPOCH fixes, so that equal fits give equal files; `versions` are of packages, by default those here.
+    `shares` is the explained share of each component. `created` is an ISO 8601 time, by default `now()`, which
+    SOURCE_DATE_EPOCH fixes so that equal fits give equal files. `versions` are package versions, by default installed
+    ones.
     """
 
     components: npt.NDArray[Any]
@@ -55,10 +56,10 @@ class Model:
 
 
 def save_model(path: str | os.PathLike[str], model: Model) -> None:
-    """Write a model as one safetensors file, which its name has to say; it appears whole or not at all."""
+    """Write a model atomically as one .safetensors file."""
     place = resolve_path(path)
     if not place.name.lower().endswith(ENDING):
-        raise FileError(f"{path}: the name of a model file ends in {ENDING}. Save it as {place.stem}{ENDING}, say.")
+        raise FileError(f"{path}: the name of a model file must end in {ENDING}. Save it as {place.stem}{ENDING}.")
     tensors = {"components": model.components}
     if model.shares is not None:
         tensors["shares"] = model.shares
@@ -66,13 +67,13 @@ def save_model(path: str | os.PathLike[str], model: Model) -> None:
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model and check all of it; whatever is not a sound model file is a FormatError, and no code is run."""
+    """Read and check a model; an invalid file is a FormatError. No code is run."""
     tensors, content = read_tensors(path, _KIND)
     place = resolve_path(path)
     if not {"components"} <= tensors.keys() <= {"components", "shares"}:
-        raise FormatError(f"{place}: holds the arrays {sorted(tensors)[:5]}, not those of a model. {_ONCE_MORE}")
+        raise FormatError(f"{place}: contains the arrays {sorted(tensors)[:5]}, not those of a model. {_ONCE_MORE}")
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
-        raise FormatError(f"{place}: its description lacks, or has more than, {', '.join(_FIELDS)}. {_ONCE_MORE}")
+        raise FormatError(f"{place}: its metadata must have exactly the fields {', '.join(_FIELDS)}. {_ONCE_MORE}")
     names = content.pop("feature_names")
     if isinstance(content["settings"], dict):
         content["settings"] = translate_settings(content["settings"])
@@ -95,9 +96,9 @@ def _require_parts(components: npt.NDArray[Any]) -> None:
     if components.ndim != 2 or 0 in components.shape:
         raise ShapeError(f"components must be k x m with k, m ≥ 1, but have shape {components.shape}. {_ONCE_MORE}")
     if not np.isfinite(components).all():
-        raise DataError(f"components hold NaN or infinite values. {_ONCE_MORE}")
+        raise DataError(f"components contain NaN or infinite values. {_ONCE_MORE}")
     if components.min() < 0:
-        raise DataError(f"components hold negative values, down to {components.min()}. {_ONCE_MORE}")
+        raise DataError(f"components contain negative values, down to {components.min()}. {_ONCE_MORE}")
 
 
 def _require_shares(shares: npt.NDArray[Any] | None, n_components: int) -> None:
@@ -106,9 +107,9 @@ def _require_shares(shares: npt.NDArray[Any] | None, n_components: int) -> None:
     if not isinstance(shares, np.ndarray) or shares.dtype not in (np.float32, np.float64):
         raise DataTypeError("shares must be a float32 or float64 array. Convert them with np.asarray(shares, float).")
     if shares.shape != (n_components,):
-        raise ShapeError(f"shares have shape {shares.shape} for {n_components} components. Give one per component.")
+        raise ShapeError(f"shares have shape {shares.shape} for {n_components} components. Pass one per component.")
     if not np.isfinite(shares).all():
-        raise DataError(f"shares hold NaN or infinite values. {_ONCE_MORE}")
+        raise DataError(f"shares contain NaN or infinite values. {_ONCE_MORE}")
 
 
 def _require_names(names: tuple[str, ...] | None, n_columns: int) -> None:
@@ -118,7 +119,7 @@ def _require_names(names: tuple[str, ...] | None, n_columns: int) -> None:
         raise FeatureError("feature_names must be a tuple of text, or None. Convert them with tuple(map(str, names)).")
     if len(names) != n_columns:
         raise FeatureError(
-            f"{len(names)} feature names for {n_columns} columns of the components. Give one per column."
+            f"{len(names)} feature names for {n_columns} columns of the components. Pass one per column."
         )
     if len(set(names)) < len(names):
         require_names(names, "feature_names")
@@ -143,7 +144,7 @@ def _require_provenance(settings: Mapping[str, JSON], created: str, versions: Ma
             raise DataTypeError(f"{what} must be a mapping, not {type(value).__name__}. Pass a dict.")
         require_json(value, what)
     if not all(isinstance(version, str) for version in versions.values()):
-        raise DataTypeError("versions must map names of packages to text. Convert them with str().")
+        raise DataTypeError("versions must map package names to text. Convert them with str().")
     try:
         datetime.fromisoformat(created)
     except (TypeError, ValueError) as error:
@@ -159,7 +160,7 @@ PACKAGES = {"numpy": "numpy", "scipy": "scipy", "numba": "numba", "sklearn": "sc
 
 
 def package_versions() -> dict[str, str]:
-    """What a model file says about the software behind it."""
+    """Return the software versions that a model file records."""
     versions = {"python": platform.python_version(), "partsong": package_version()}
     for name, distribution in PACKAGES.items():
         try:
@@ -170,14 +171,14 @@ def package_versions() -> dict[str, str]:
 
 
 def machine_versions(threads: int) -> dict[str, Any]:
-    """What a run folder says: the same, and the machine."""
+    """Return the versions that a run folder records: the same, and the machine."""
     return {**package_versions(), "platform": platform.platform(), "cpu_count": os.cpu_count() or 1, "threads": threads}
 
 
 def now() -> str:
-    """The time, to the second, as ISO 8601 in UTC; SOURCE_DATE_EPOCH (seconds since 1970) stands in where it is set.
+    """Return the time in UTC as ISO 8601, to the second; SOURCE_DATE_EPOCH (seconds since 1970) overrides it.
 
-    It is all that tells the files of two equal fits apart, so with it they are the same byte for byte.
+    With SOURCE_DATE_EPOCH, the files of two equal fits are equal byte for byte.
     """
     given = os.environ.get(EPOCH, "").strip()
     if not given:
@@ -186,5 +187,5 @@ def now() -> str:
         return datetime.fromtimestamp(int(given), UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError) as error:
         raise ParameterError(
-            f"{EPOCH} must be a whole number of seconds since 1970; it is {given!r}. Correct it, or unset it."
+            f"{EPOCH} must be a whole number of seconds since 1970; got {given!r}. Correct or unset it."
         ) from error

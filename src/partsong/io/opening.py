@@ -1,4 +1,4 @@
-"""What all readers share: opening, optional packages, and one way of saying that a file is damaged."""
+"""Shared parts of all readers: options, paths, optional packages, and the error for damaged files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import IO, Any, cast
 
 from partsong.errors import DataTypeError, FileError, FormatError, MissingExtra, PartsongError
 
-GZIP_RATIO = 1032  # deflate cannot shrink data further than this
+GZIP_RATIO = 1032  # the maximum compression ratio of deflate
 ROWS_TO_SPARE = 10_000_000
 ROWS_PER_ENTRY = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What the caller asked of a file: a column of labels, features in rows to be turned, one of several arrays.
+    """Options for reading a file: the column of labels, a transpose, the key of one of several arrays.
 
-    `header` says whether the first line names the columns; None: look and decide. `features` are the names that will be
-    asked for: a first line that holds all of them is a header. With `drop_extra` other columns are not even read.
-    With `gaps` blank cells of a text file, and words such as NA, are NaN instead of an error.
+    `header`: whether the first line names the columns (None: detect). `features` are the names to be selected later: a
+    first line that contains all of them is a header. With `drop_extra` other columns are not read. With `gaps`, blank
+    cells of a text file and words such as NA become NaN instead of an error.
     """
 
     label: str | None = None
@@ -40,7 +40,7 @@ class ReadOptions:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise DataTypeError(
-                    f"{name} must be a name (text) or None, not {_describe(value)}. Pass str(…) of it.", parameter=name
+                    f"{name} must be text or None, not {_describe(value)}. Convert it with str().", parameter=name
                 )
         if self.header is not None and not isinstance(self.header, bool):
             raise DataTypeError(
@@ -49,25 +49,25 @@ class ReadOptions:
 
     @property
     def kept(self) -> frozenset[str] | None:
-        """The names of the only columns to read; None: all of them."""
+        """Names of the columns to read; None: all."""
         return self.features if self.drop_extra and self.features else None
 
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:
-    """The path of a file with ~ spelled out, or the typed error for what is none."""
+    """Return the path of a file with ~ expanded; refuse anything that is not a path."""
     given = path if isinstance(path, str) else os.fspath(path) if isinstance(path, os.PathLike) else None
     if not isinstance(given, str):
         raise DataTypeError(
-            f"The path of a file is text or a pathlib.Path, not {_describe(path)}. Pass 'folder/name', say."
+            f"The path of a file must be text or a pathlib.Path, not {_describe(path)}. Pass 'folder/name'."
         )
     if not given or "\0" in given:
-        raise FileError(f"{given!r} is not the path of a file: it is empty, or holds a null character. Name a file.")
+        raise FileError(
+            f"{given!r} is not the path of a file: it is empty or contains a null character. Pass a file name."
+        )
     try:
         return Path(given).expanduser()
     except RuntimeError as error:
-        raise FileError(
-            f"{given}: there is no home folder of that name. Check the path, or write it in full."
-        ) from error
+        raise FileError(f"{given}: there is no such home folder. Check the path, or pass the full path.") from error
 
 
 def _describe(value: object) -> str:
@@ -76,9 +76,9 @@ def _describe(value: object) -> str:
 
 @contextmanager
 def parse_errors(path: Path, kind: str) -> Iterator[None]:
-    """Turn whatever a parser raises on a damaged file into FormatError; our own errors pass as they are.
+    """Convert any exception of a parser on a damaged file to FormatError; errors of partsong pass through.
 
-    Parsers of binary formats fail in every way there is on flipped bytes, so this catches all exceptions on purpose.
+    Parsers of binary formats can fail in any way on flipped bytes, so this catches all exceptions on purpose.
     """
     try:
         yield
@@ -86,27 +86,27 @@ def parse_errors(path: Path, kind: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise FileError(
-            f"{path}: there is no such file. Check the path; relative ones start at the working folder."
+            f"{path}: file not found. Check the path; relative paths start at the working folder."
         ) from error
     except PermissionError as error:
         raise FileError(
-            f"{path}: permission denied. Ask for read access, or copy the file to a folder of yours."
+            f"{path}: permission denied. Ask for read access, or copy the file to your own folder."
         ) from error
     except MemoryError as error:
         raise FormatError(
-            f"{path}: its contents ask for more memory than there is. If its size is right, use .npy (which stays "
-            "on disk) or a sparse format; else it is damaged."
+            f"{path}: its contents need more memory than available. If the size is right, use .npy (which stays on "
+            "disk) or a sparse format; otherwise the file is damaged."
         ) from error
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "no reason given")
         raise FormatError(
             f"{path} cannot be read as {kind}: {reason[:200]} ({type(error).__name__}). "
-            "It is damaged, cut short, or of another kind than its name says; copy or export it again."
+            "It is damaged, truncated, or of another format than its name says. Copy or export it again."
         ) from error
 
 
 def import_optional(module: str, extra: str) -> Any:
-    """Import an optional package late, or name the extra that brings it."""
+    """Import an optional package, or raise MissingExtra with the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -118,26 +118,26 @@ def import_optional(module: str, extra: str) -> Any:
 
 
 def is_gzipped(path: Path) -> bool:
-    """Whether the name says so."""
+    """Whether the file name ends in .gz."""
     return path.name.lower().endswith(".gz")
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked if its name ends in .gz."""
+    """Open a file as bytes, decompressed if its name ends in .gz."""
     return cast(IO[bytes], gzip.open(path, "rb")) if is_gzipped(path) else path.open("rb")
 
 
 def open_text(path: Path, *, newline: str | None = None, encoding: str = "utf-8-sig") -> IO[str]:
-    """The text of a file (UTF-8, with or without a byte order mark), unpacked if its name ends in .gz."""
+    """Open a file as text (UTF-8, with or without a byte order mark), decompressed if its name ends in .gz."""
     if is_gzipped(path):
         return cast(IO[str], gzip.open(path, "rt", encoding=encoding, newline=newline))
     return path.open("r", encoding=encoding, newline=newline)
 
 
 def require_plausible(path: Path, shape: tuple[int, ...], n_entries: int) -> None:
-    """Refuse a sparse matrix whose claimed sides are beyond anything its entries could fill."""
+    """Refuse a sparse matrix with an implausible shape for its number of entries."""
     if len(shape) != 2 or min(shape) < 0 or max(shape) > ROWS_TO_SPARE + ROWS_PER_ENTRY * n_entries:
         raise FormatError(
-            f"{path}: its header claims the shape {shape}, but it holds {n_entries} entries. "
-            "The header is damaged, or not meant well; export the matrix again."
+            f"{path}: its header claims the shape {shape}, but it has only {n_entries} entries. "
+            "The header is damaged or malicious. Export the matrix again."
         )

@@ -1,6 +1,6 @@
-"""A folder of parts: one .npz per party and a parts.json that lists them, as `partsong split` writes it.
+"""Folders of parts: one .npz per party and a parts.json that lists them, as written by `partsong split`.
 
-parts.json holds the SHA-256 of each file, so that one that was swapped, edited or damaged is noticed.
+parts.json contains the SHA-256 of each file, so that a swapped, edited or damaged file is detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WAY_OUT = "Correct the list, or split the data again."
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One party's entry in parts.json; a list written by hand may leave `sha256` out."""
+    """The entry of one party in parts.json; `sha256` is optional in a list written by hand."""
 
     name: str
     file: str
@@ -44,16 +44,16 @@ class Part:
 
 
 def read_listing(folder: Path) -> list[Part]:
-    """The parties of a folder, or what is wrong with the list of them."""
+    """Read the list of parties in a folder."""
     path = folder / LISTING
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path} cannot be read as JSON ({error}). Split the data again.") from error
-    told = content if isinstance(content, dict) else {}
-    if told.get("format") != FORMAT or told.get("version") != VERSION:
-        raise FormatError(f"{path}: this is not version {VERSION} of a {FORMAT} file. Split the data again.")
-    entries = told.get("parties")
+    listing = content if isinstance(content, dict) else {}
+    if listing.get("format") != FORMAT or listing.get("version") != VERSION:
+        raise FormatError(f"{path}: not version {VERSION} of a {FORMAT} file. Split the data again.")
+    entries = listing.get("parties")
     if not isinstance(entries, list) or not entries:
         raise FormatError(f"{path}: lists no parties. {_WAY_OUT}")
     parts = [_part(f"{path}, party {number}", entry) for number, entry in enumerate(entries, start=1)]
@@ -63,7 +63,7 @@ def read_listing(folder: Path) -> list[Part]:
 
 
 def _part(where: str, entry: Any) -> Part:
-    """One entry, each field checked by itself."""
+    """Check one entry, field by field."""
     if not isinstance(entry, dict):
         raise FormatError(f"{where}: is {_shown(entry)}, not an object with name, file and rows. {_WAY_OUT}")
     for field in ("name", "file", "rows"):
@@ -72,17 +72,17 @@ def _part(where: str, entry: Any) -> Part:
     name, file = (_text(where, field, entry[field]) for field in ("name", "file"))
     rows, sha256 = entry["rows"], entry.get("sha256")
     if type(rows) is not int or rows < 1:
-        raise FormatError(f"{where}: rows is {_shown(rows)}, but must be a whole number of at least 1. {_WAY_OUT}")
+        raise FormatError(f"{where}: rows must be a whole number of at least 1; got {_shown(rows)}. {_WAY_OUT}")
     if Path(file).name != file or file.startswith("."):
-        raise FormatError(f"{where}: {file!r} is not the plain name of a file beside the list. {_WAY_OUT}")
+        raise FormatError(f"{where}: {file!r} is not the name of a file in the same folder. {_WAY_OUT}")
     if sha256 is not None and not (isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256)):
-        raise FormatError(f"{where}: the sha256 of {file!r} is not 64 hexadecimal digits. {_WAY_OUT}")
+        raise FormatError(f"{where}: the sha256 of {file!r} must be 64 hexadecimal digits. {_WAY_OUT}")
     return Part(name, file, rows, sha256)
 
 
 def _text(where: str, field: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise FormatError(f"{where}: its {field} is {_shown(value)}, but must be text, in quotes. {_WAY_OUT}")
+        raise FormatError(f"{where}: {field} must be text in quotes; got {_shown(value)}. {_WAY_OUT}")
     return value
 
 
@@ -99,24 +99,24 @@ def _shown(value: Any) -> str:
 
 
 def is_parts_folder(path: Path) -> bool:
-    """Whether this is a folder of parts; one that holds matrix.mtx is data."""
+    """Whether this is a folder of parts; a folder with matrix.mtx is a data set."""
     return path.is_dir() and not holds_matrix(path) and (path / LISTING).is_file()
 
 
 def holds_matrix(path: Path) -> bool:
-    """Whether this is a folder as 10x Genomics writes it."""
+    """Whether this is a folder in the format of 10x Genomics."""
     return any((path / name).exists() for name in ("matrix.mtx", "matrix.mtx.gz"))
 
 
 def require_free(folder: Path) -> None:
-    """Refuse a folder that holds anything, or a place where none can be made."""
+    """Refuse a folder that is not empty or cannot be created."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileError(f"{folder} is there already and not empty; nothing was overwritten. Choose another name.")
+        raise FileError(f"{folder} already exists and is not empty; nothing was overwritten. Choose another name.")
     require_writable_folder("--output", folder.absolute().parent)
 
 
 def write_parts(folder: Path, table: Table, rows: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Write all parts; the folder appears with all of them or not at all. Returns what parts.json says."""
+    """Write all parts atomically; return the contents of parts.json."""
     require_free(folder)
     target = folder.absolute()
     draft = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
@@ -135,26 +135,26 @@ def write_parts(folder: Path, table: Table, rows: Mapping[str, np.ndarray], abou
 
 
 def read_parts(folder: Path) -> dict[str, Table]:
-    """The tables of all parties by name, with the columns of all in the order of the first."""
+    """Read the tables of all parties by name, with columns in the order of the first."""
     return align_columns({part.name: read_part(folder, part) for part in read_listing(folder)})
 
 
 def read_part(folder: Path, part: Part) -> Table:
-    """The table of one party, if it is the one that was listed."""
+    """Read the table of one party; a file other than the listed one is refused."""
     from partsong.io.read import read
 
     _require_unchanged(folder / part.file, part)
     table = read(folder / part.file)
     if table.X.shape[0] != part.rows:
         raise FormatError(
-            f"{folder / part.file}: holds {table.X.shape[0]} rows, but {LISTING} says {part.rows} for party "
-            f"{part.name!r}. Put the right file back, or split the data again."
+            f"{folder / part.file}: has {table.X.shape[0]} rows, but {LISTING} lists {part.rows} for party "
+            f"{part.name!r}. Restore the right file, or split the data again."
         )
     return table
 
 
 def align_columns(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """The same tables with their columns, where these have names, in the order of the first that names them."""
+    """Return the tables with named columns in the order of the first table that has names."""
     names = next((table.feature_names for table in tables.values() if table.feature_names is not None), None)
     return {
         party: table if names is None or table.feature_names is None else table.aligned_to(names)
@@ -165,8 +165,8 @@ def align_columns(tables: Mapping[str, Table]) -> dict[str, Table]:
 def _require_unchanged(path: Path, part: Part) -> None:
     if part.sha256 is not None and _sha256(path) != part.sha256:
         raise FormatError(
-            f"{path}: not the file that was listed for party {part.name!r}: its SHA-256 is not that in {LISTING}. It "
-            "was edited, swapped or damaged. Put the right file back, or split the data again."
+            f"{path}: not the file listed for party {part.name!r}: its SHA-256 differs from {LISTING}. It was edited, "
+            "swapped or damaged. Restore the right file, or split the data again."
         )
 
 
@@ -192,7 +192,7 @@ def _listing(folder: Path, table: Table, rows: Mapping[str, np.ndarray], about: 
 
 
 def _write_part(path: Path, table: Table, rows: np.ndarray) -> None:
-    """Dense rows as X, sparse ones as scipy.sparse.save_npz lays them out; names and labels beside them."""
+    """Write dense rows as X, sparse ones in the format of scipy.sparse.save_npz, with names and labels."""
     import numpy as np
 
     from partsong.data.scan import is_sparse

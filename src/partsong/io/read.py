@@ -1,4 +1,4 @@
-"""One door for files: `read` looks at the name and picks the reader."""
+"""Read a table from a file of any supported format, chosen by the file name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partsong.io.opening import ReadOptions, parse_errors, resolve_path
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A kind of file: how it is read, which settings it takes, and whether labels stand in one of its columns."""
+    """A file format: its reader, the options it takes, and whether labels are in one of its columns."""
 
     read: Callable[[Path, ReadOptions], Table]
     takes: frozenset[str] = frozenset()
@@ -50,23 +50,23 @@ def read(
     key: str | None = None,
     header: bool | None = None,
 ) -> Table:
-    """Read a table by the ending of its name; a folder with matrix.mtx[.gz] is read as 10x Genomics writes it.
+    """Read a table by its file name extension; a folder with matrix.mtx[.gz] is read in the format of 10x Genomics.
 
-    `label` names the column (or array) of labels to take out; `transpose` says that the file holds features in rows;
-    `key` picks an array of an .npz or a layer of an .h5ad; `header` says whether the first line of a .csv or .tsv names
-    its columns (None: as it looks; numbers such as years need True). Values are not checked: see `data.validation`.
+    `label`: the column (or array) of labels to take out. `transpose`: the file has features in rows. `key`: an array of
+    an .npz or a layer of an .h5ad. `header`: whether the first line of a .csv or .tsv names its columns (None: detect;
+    names that are numbers, such as years, need True). Values are not checked; see `data.validation`.
     """
     return read_wanted(path, ReadOptions(label, transpose, key, header))
 
 
 def read_wanted(path: str | os.PathLike[str], wanted: ReadOptions) -> Table:
-    """Read a table by the ending of its name."""
+    """Read a table by its file name extension."""
     place = data_file(resolve_path(path))
     reader = reader_for(place)
     if reader is None:
         raise FormatError(
-            f"{place}: the ending {''.join(place.suffixes[-2:]) or '(none)'} is not one of {', '.join(READERS)}. "
-            "Rename the file if it is one of these, or export it as one."
+            f"{place}: the extension {''.join(place.suffixes[-2:]) or '(none)'} is not one of {', '.join(READERS)}. "
+            "Rename the file if it has one of these formats, or export it as one."
         )
     for setting, why in conflicts(reader, wanted):
         raise ParameterError(f"{place}: {setting}={getattr(wanted, setting)!r} {why}", parameter=setting)
@@ -74,42 +74,40 @@ def read_wanted(path: str | os.PathLike[str], wanted: ReadOptions) -> Table:
 
 
 def reader_for(path: Path) -> Reader | None:
-    """Who reads a file of this name; a folder is one of Matrix Market."""
+    """Return the reader for a file name; a folder is read as Matrix Market."""
     name = path.name.lower()
     found = (reader for ending, reader in READERS.items() if name.endswith(ending))
     return _MATRIX_MARKET if path.is_dir() else next(found, None)
 
 
 def conflicts(reader: Reader, wanted: ReadOptions) -> Iterator[tuple[str, str]]:
-    """Settings that cannot be followed whatever the file holds, each with the reason and the way out."""
+    """Yield options that do not apply to this format, each with a reason and advice."""
     for setting in ("label", "key", "header"):
         if getattr(wanted, setting) is not None and setting not in reader.takes:
             kinds = ", ".join(ending for ending, other in READERS.items() if setting in other.takes)
-            yield setting, f"means nothing for this kind of file. Leave it out: it is for {kinds}."
+            yield setting, f"does not apply to this format. Remove it; it is for {kinds}."
     if wanted.label is not None and wanted.transpose and reader.has_columns_of_labels:
-        reason = "names a column with one value per sample, but transposed data have samples in columns."
-        yield "label", f"{reason} Leave one of them out."
+        reason = "is a column with one value per sample, but transposed data have samples in columns."
+        yield "label", f"{reason} Remove label or transpose."
     if wanted.label is not None and wanted.header is False:
-        yield "label", "is found in the first line, which is said to be no header. Leave one of them out."
+        yield "label", "needs a header line, but header is False. Remove one of them."
 
 
 def data_file(path: Path) -> Path:
-    """The file to read: this one, or the matrix.mtx of a folder."""
+    """Return the file to read: this one, or the matrix.mtx of a folder."""
     with parse_errors(path, "a file"):
         path.stat()
         if path.is_file():
             with path.open("rb"):
                 return path
         if not path.is_dir():
-            raise FileError(
-                f"{path}: neither a file nor a folder, but a device or a pipe. Copy its contents to a file."
-            )
+            raise FileError(f"{path}: not a file or folder, but a device or a pipe. Copy its contents to a file.")
         held = sorted(entry.name for entry in path.iterdir())
     for name in ("matrix.mtx", "matrix.mtx.gz"):
         if name in held:
             return path / name
     shown = ", ".join(held[:5]) or "nothing"
     raise FileError(
-        f"{path}: a folder is read only if it holds matrix.mtx or matrix.mtx.gz; it holds {shown}"
-        f"{f' (and {len(held) - 5} more)' if len(held) > 5 else ''}. Name the file to read."
+        f"{path}: a folder must contain matrix.mtx or matrix.mtx.gz; it contains {shown}"
+        f"{f' (and {len(held) - 5} more)' if len(held) > 5 else ''}. Pass the file to read."
     )

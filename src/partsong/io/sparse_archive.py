@@ -1,7 +1,7 @@
-"""Compressed sparse matrices in .npz files, read a piece at a time: only the entries that are asked for are kept.
+"""Read blocks of compressed sparse matrices in .npz files; only the requested entries are kept.
 
-SciPy writes three one-dimensional arrays, each a member of the archive. One that is merely stored is read from where it
-lies; one that is packed is unpacked in pieces, and what nobody wants is let go.
+SciPy writes three one-dimensional arrays, each as a member of the archive. An uncompressed member is read in place; a
+compressed one is unpacked in pieces, and unneeded entries are discarded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from partsong.io.arrays import Header
 Span = tuple[int, int]
 
 PIECE = 1 << 18
-"""Entries, or bytes of a packed member, that are held beside the result."""
+"""Entries, or bytes of a compressed member, in memory at a time."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedArray:
-    """A one-dimensional array in an archive."""
+    """A one-dimensional array in an .npz archive."""
 
     path: Path
     name: str
@@ -40,13 +40,13 @@ class ArchivedArray:
         return self.header.shape[0]
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Entries start … stop − 1, in the byte order of this machine."""
+        """Read entries start … stop − 1, in native byte order."""
         with self._values() as stream:
             _skip(stream, start * self.header.dtype.itemsize)
             return self._next(stream, stop - start)
 
     def pieces(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
-        """The same in pieces of bounded size."""
+        """Yield the same in pieces of bounded size."""
         with self._values() as stream:
             _skip(stream, start * self.header.dtype.itemsize)
             for at in range(start, stop, PIECE):
@@ -54,7 +54,7 @@ class ArchivedArray:
 
     @contextmanager
     def _values(self) -> Iterator[IO[bytes]]:
-        """Bytes behind the array's header: of the file itself where the member is stored as it is."""
+        """The bytes after the array's header: from the file itself if the member is uncompressed."""
         with zipfile.ZipFile(self.path) as archive:
             member = archive.getinfo(f"{self.name}.npy")
             if member.compress_type == zipfile.ZIP_STORED:
@@ -72,13 +72,13 @@ class ArchivedArray:
         while filled < len(view):
             got = stream.readinto(view[filled : filled + 8 * PIECE])  # type: ignore[attr-defined]
             if not got:
-                raise FormatError(f"{self.path}, array {self.name!r}: ends too early. Copy or export the file again.")
+                raise FormatError(f"{self.path}, array {self.name!r}: is truncated. Copy or export the file again.")
             filled += got
         return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _start_of(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Where the bytes of a stored member begin; its own header may be longer than the list of contents says."""
+    """Offset of an uncompressed member; its local header may be longer than the archive directory says."""
     stream.seek(member.header_offset)
     mark, name, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
     start = member.header_offset + _LOCAL_HEADER.size + name + extra
@@ -97,7 +97,7 @@ def _skip(stream: IO[bytes], n_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMatrix:
-    """A sparse matrix by its longer or shorter side (`major`: rows in CSR, columns in CSC), as the file holds it."""
+    """A CSR or CSC matrix in an archive; `major` is the compressed side: rows in CSR, columns in CSC."""
 
     path: Path
     n_major: int
@@ -110,10 +110,10 @@ class ArchivedMatrix:
         whole = (strip.header.dtype.kind in "iu" for strip in (self.indptr, self.indices))
         lengths = (len(self.indptr), len(self.indices)) == (self.n_major + 1, len(self.data))
         if not lengths or not all(whole):
-            raise FormatError(f"{self.path}: indptr, indices and data do not belong together. Export the matrix again.")
+            raise FormatError(f"{self.path}: indptr, indices and data do not match. Export the matrix again.")
 
     def block(self, major: Span, minor: Span) -> Any:
-        """The block as CSR of `major` by `minor`, with both counted from 0."""
+        """Read a block as CSR of `major` by `minor`, with both counted from 0."""
         from scipy import sparse
 
         starts = self.indptr.read(major[0], major[1] + 1).astype(np.int64, copy=False)
@@ -135,7 +135,7 @@ class ArchivedMatrix:
     def _kept(
         self, span: Span, starts: npt.NDArray[np.int64], minor: Span
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Of the entries in a span those between two minor indices, and where each major one begins among them."""
+        """Entries of a span between two minor indices, and the start of each major index among them."""
         places, values = [], []
         ends, at = np.zeros(len(starts), np.int64), span[0]
         for indices, data in zip(self.indices.pieces(*span), self.data.pieces(*span), strict=True):
@@ -153,11 +153,11 @@ class ArchivedMatrix:
     def _require_in_range(self, indices: npt.NDArray[Any]) -> None:
         """Indices out of range would crash compiled code."""
         if indices.size and (indices.min() < 0 or indices.max() >= self.n_minor):
-            raise FormatError(f"{self.path}: indices lie outside of the matrix. Export the matrix again.")
+            raise FormatError(f"{self.path}: indices are outside the matrix. Export the matrix again.")
 
 
 def _joined(pieces: list[npt.NDArray[Any]], strip: ArchivedArray) -> npt.NDArray[Any]:
-    """One array; pieces are let go as they are copied."""
+    """Concatenate pieces; each is released once it is copied."""
     whole = np.empty(sum(map(len, pieces)), strip.header.dtype.newbyteorder("="))
     at = len(whole)
     while pieces:

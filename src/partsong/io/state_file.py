@@ -1,9 +1,9 @@
-"""Files of states: checkpoints, journals and the states of a federation's sites and server.
+"""State files: checkpoints, journals, and the states of a federation's sites and server.
 
-    8 bytes: "partsong" | 24 bytes: what the file is for and the version of its format | 32 bytes: SHA-256 | tree
+    8 bytes: "partsong" | 24 bytes: kind of file and format version | 32 bytes: SHA-256 | tree
 
-The tree is as `core.codec` encodes it. The checksum covers the whole file. Private states are inside (W among them), so
-that a file is readable by its owner alone.
+The tree is encoded by `core.codec`. The checksum covers the whole file. State files contain private states such as W,
+so only their owner can read them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER = 64
 def write_state(
     path: str | os.PathLike[str], value: Any, kind: str = "states", given: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a tree of states atomically, for its owner alone; objects that are `given` by name are not in the file."""
+    """Write a tree of states atomically, readable by its owner only; objects `given` by name are not stored."""
     parts = encode_parts(value, given)
     mark = f"{kind} {VERSION}".encode().ljust(24, b"\0")
     digest = hashlib.sha256(mark)
@@ -43,7 +43,7 @@ def write_state(
 
 
 def read_state(path: str | os.PathLike[str], kind: str = "states", given: Mapping[str, Any] | None = None) -> Any:
-    """Read what `write_state` wrote for this purpose; anything else is a FormatError."""
+    """Read a file of this kind that `write_state` wrote; anything else is a FormatError."""
     place = resolve_path(path)
     with parse_errors(place, f"a file of {kind}"):
         with place.open("rb") as file:
@@ -64,19 +64,19 @@ def read_state(path: str | os.PathLike[str], kind: str = "states", given: Mappin
 
 
 def _require(place: Path, head: bytes, kind: str) -> None:
-    """Refuse files of another purpose or version."""
+    """Refuse files of another kind or version."""
     if len(head) < HEADER or head[:8] != MAGIC:
         if b'"__metadata__":{"partsong"' in head:
             raise FormatError(
                 f"{place}: partsong 0.1.0 wrote this file of {kind}, or it is a model file. This release cannot resume "
                 "runs of 0.1.0: finish the run with that version, or start a new run."
             )
-        raise FormatError(f"{place}: not a file of {kind} that partsong wrote, or cut short. Restore it from a backup.")
+        raise FormatError(f"{place}: not a file of {kind} that partsong wrote, or truncated. Restore it from a backup.")
     purpose, _, version = head[8:32].rstrip(b"\0").decode("ascii", "replace").rpartition(" ")
     if purpose != kind:
-        raise FormatError(f"{place}: a file of {purpose!r}. Pass a file of {kind!r}.")
+        raise FormatError(f"{place}: this is a file of {purpose!r}. Pass a file of {kind!r}.")
     if version != str(VERSION):
         raise FormatError(
-            f"{place}: written in format version {version}, and this release reads version {VERSION}. Use the version "
+            f"{place}: written in format version {version}, but this release reads version {VERSION}. Use the version "
             "of partsong that wrote it, or start a new run."
         )

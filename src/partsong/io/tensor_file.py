@@ -1,7 +1,7 @@
-"""Safetensors files with one JSON document: the ground under model files and recorded traffic.
+"""Safetensors files with one JSON document: the base of model files and recorded traffic.
 
-The document stands under the metadata key "partsong" as {format, format_version, sha256, content}. The checksum covers
-the content and every array, so that a flipped bit is told from a number.
+The document is under the metadata key "partsong" as {format, format_version, sha256, content}. The checksum covers the
+content and every array, so that flipped bits are detected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = frozenset("?bhilqBHILQefd")
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file is for, and the newest version of its format that this release knows."""
+    """A kind of file, and the newest format version that this release can read."""
 
     format: str
     version: int
@@ -58,13 +58,13 @@ def write_tensors(
         mode = draft.stat().st_mode
         try:
             save_file(whole, draft, metadata={METADATA_KEY: _canonical(document)})
-        except SafetensorError as error:  # a full disk, which safetensors does not call an OSError
+        except SafetensorError as error:  # safetensors does not raise OSError for a full disk
             raise OSError(str(error)) from error
-        draft.chmod(mode)  # safetensors leaves files to their owner alone
+        draft.chmod(mode)  # safetensors makes files readable by their owner only
 
 
 def read_tensors(path: str | os.PathLike[str], kind: FileKind) -> tuple[dict[str, npt.NDArray[Any]], JSON]:
-    """Read what `write_tensors` wrote for this kind of file; anything else is a FormatError."""
+    """Read a file of this kind that `write_tensors` wrote; anything else is a FormatError."""
     from safetensors import safe_open
 
     place = resolve_path(path)
@@ -77,13 +77,13 @@ def read_tensors(path: str | os.PathLike[str], kind: FileKind) -> tuple[dict[str
         if _checksum(tensors, content) != checksum:
             raise FormatError(
                 f"{place}: its contents do not match its checksum, so it was damaged or edited. "
-                "Take it from its source again."
+                "Copy it from its source again."
             )
         return tensors, content
 
 
 def require_json(value: JSON, what: str) -> None:
-    """Raise DataTypeError unless the value survives being written as JSON and read back."""
+    """Raise DataTypeError unless the value is unchanged after writing to JSON and reading back."""
     try:
         survives = bool(json.loads(_canonical(value)) == _plain(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -97,20 +97,22 @@ def require_json(value: JSON, what: str) -> None:
 def _opened(path: Path, kind: FileKind, text: str | None) -> tuple[JSON, str]:
     if text is None:
         raise FormatError(
-            f"{path}: a safetensors file, but not one that partsong wrote (no {METADATA_KEY!r} metadata). "
+            f"{path}: a safetensors file, but not written by partsong (no {METADATA_KEY!r} metadata). "
             f"Pass a {kind.format} file."
         )
     document = json.loads(text, parse_constant=_refuse_constant)
     if not isinstance(document, dict) or set(document) != {"format", "format_version", "sha256", "content"}:
-        raise FormatError(f"{path}: its metadata is not that of a partsong file. Take it from its source again.")
+        raise FormatError(f"{path}: its metadata is not that of a partsong file. Copy it from its source again.")
     if document["format"] != kind.format:
         raise FormatError(f"{path}: this is a {str(document['format'])[:40]!r} file. Pass a {kind.format!r} file.")
     version = document["format_version"]
     if type(version) is not int or version < 1:
-        raise FormatError(f"{path}: the format version {str(version)[:40]!r} is not a number. Take the file anew.")
+        raise FormatError(
+            f"{path}: the format version {str(version)[:40]!r} is not a number. Copy the file from its source again."
+        )
     if version > kind.version:
         raise FormatError(
-            f"{path}: written in format version {version}; this release reads up to {kind.version}. "
+            f"{path}: written in format version {version}; this release reads versions up to {kind.version}. "
             "Upgrade partsong to read it."
         )
     return document["content"], str(document["sha256"])
@@ -130,7 +132,7 @@ def _canonical(value: JSON) -> str:
 
 
 def _plain(value: JSON) -> JSON:
-    """Mappings and sequences of any kind as the dicts and lists that JSON gives back."""
+    """Convert mappings and sequences of any type to dicts and lists, as read from JSON."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Writing W: one row per sample, one column per component."""
+"""Write the weights W: one row per sample, one column per component."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def write_weights(
     sample_names: Sequence[str] | None = None,
     component_names: Sequence[str] | None = None,
 ) -> None:
-    """Write the weights in the format that the name says; the file appears whole or not at all.
+    """Write the weights atomically, in the format of the file name extension.
 
-    Text holds every digit, so that reading gives the same numbers back. .npy holds numbers only, without names.
-    Components are called component_1, component_2, … unless named. Names are written as they are, quoted where the
-    format needs it: one that a spreadsheet takes for a formula (`first_formula`) stays one.
+    Text has all digits, so that reading gives the same numbers. .npy has numbers only, no names. Components are named
+    component_1, component_2, … by default. Names are written unchanged, quoted if the format needs it: a name that a
+    spreadsheet takes for a formula (`first_formula`) remains one.
     """
     weights = _checked(np.asarray(W), sample_names, component_names)
     name = resolve_path(path).name.lower()
@@ -51,19 +51,19 @@ def write_weights(
 
 
 def require_weight_ending(path: str | os.PathLike[str]) -> None:
-    """Refuse a name that says no format in which weights can be written."""
+    """Refuse a file name extension of no supported format."""
     if not resolve_path(path).name.lower().endswith(tuple(_WRITERS)):
-        raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Choose one of these endings.")
+        raise FileError(f"{path}: weights can be written as {', '.join(_WRITERS)}. Use one of these extensions.")
 
 
 def shard_path(weights: Path, rank: int, ranks: int) -> Path:
-    """The file of one rank's rows: W.rank0of4.npy for W.npy."""
+    """Return the file for the rows of one rank: W.rank0of4.npy for W.npy."""
     ending = _ending(weights)
     return weights.with_name(f"{weights.name[: len(weights.name) - len(ending)]}.rank{rank}of{ranks}{ending}")
 
 
 def listing_path(weights: Path) -> Path:
-    """The list of all ranks' files: W.shards.json for W.npy."""
+    """Return the file that lists the files of all ranks: W.shards.json for W.npy."""
     return weights.with_name(f"{weights.name[: len(weights.name) - len(_ending(weights))]}.shards.json")
 
 
@@ -76,17 +76,17 @@ def _checked(
     W: npt.NDArray[Any], sample_names: Sequence[str] | None, component_names: Sequence[str] | None
 ) -> _Weights:
     if W.dtype.kind not in "biuf":
-        raise DataTypeError(f"Weights are numbers, but W has the type {W.dtype}. Convert it with W.astype(float).")
+        raise DataTypeError(f"W must be numbers, not {W.dtype}. Convert it with W.astype(float).")
     if W.ndim != 2:
-        raise ShapeError(f"W is samples x components, but has shape {W.shape}. Reshape it first.")
+        raise ShapeError(f"W must be samples x components, but has shape {W.shape}. Reshape it.")
     n_samples, n_components = W.shape
     if sample_names is not None and len(sample_names) != n_samples:
-        raise ShapeError(f"{len(sample_names)} sample names for {n_samples} rows of W. Give one per row, or none.")
+        raise ShapeError(f"{len(sample_names)} sample names for {n_samples} rows of W. Pass one per row, or none.")
     if component_names is None:
         component_names = [f"component_{number}" for number in range(1, n_components + 1)]
     if len(component_names) != n_components:
         raise ShapeError(
-            f"{len(component_names)} component names for {n_components} columns of W. Give one per column."
+            f"{len(component_names)} component names for {n_components} columns of W. Pass one per column."
         )
     if len(set(component_names)) < n_components:
         raise FeatureError(f"Component names must differ; got {', '.join(component_names[:5])}, …. Rename some.")
@@ -99,7 +99,7 @@ def _write_text(draft: Path, weights: _Weights) -> None:
     name = draft.name.lower()
     with ExitStack() as stack:
         raw = stack.enter_context(draft.open("wb"))
-        if name.endswith(".gz"):  # without name and time, so that equal weights are equal bytes
+        if name.endswith(".gz"):  # without name and time, so that equal weights give equal bytes
             raw = cast(Any, stack.enter_context(gzip.GzipFile("", "wb", 6, raw, mtime=0)))
         text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
         names = weights.samples
@@ -129,7 +129,7 @@ def _write_parquet(draft: Path, weights: _Weights) -> None:
 
 
 def _write_h5ad(draft: Path, weights: _Weights) -> None:
-    """As AnnData with the weights as X, so that any reader of .h5ad finds samples and components by name."""
+    """Write AnnData with the weights as X, so that any reader of .h5ad finds samples and components by name."""
     anndata, pandas = import_optional("anndata", "io"), import_optional("pandas", "io")
     samples = weights.samples or tuple(map(str, range(len(weights.W))))
     anndata.AnnData(

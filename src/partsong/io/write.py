@@ -1,4 +1,4 @@
-"""Write files so that each is either the old one or the new one, never half of each; text, JSON and folders."""
+"""Write files atomically: text, JSON and arbitrary contents; check that folders and files are writable."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from partsong.io.opening import resolve_path
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[Path]:
-    """Give the name of an empty temporary file beside `path`; when the block ends well, it takes the place of `path`.
+    """Yield an empty temporary file next to `path`; it replaces `path` when the block ends without an error.
 
-    The contents reach the disk before the name changes. What is `private` can be read by its owner alone; otherwise
-    an existing file keeps its permissions. Links are followed.
+    The contents are flushed to disk before the rename. A `private` file is readable by its owner only; otherwise an
+    existing file keeps its permissions. Links are followed.
     """
     target = Path(os.path.realpath(resolve_path(path)))
     draft = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
     if target.exists() and not os.access(target, os.W_OK):
-        raise FileError(f"{path} is write-protected. Write to another name, or lift the protection first.")
+        raise FileError(f"{path} is write-protected. Choose another name, or remove the protection.")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
         yield draft
@@ -42,8 +42,8 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
         if isinstance(error, FileError):
             raise
         raise FileError(
-            f"{path} cannot be written: {error.strerror or error}. Check that the folder exists and is yours to "
-            "write to, and that the disk is not full; what was there before is untouched."
+            f"{path} cannot be written: {error.strerror or error}. Check that the folder exists and is writable, and "
+            "that the disk is not full. An existing file was not changed."
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def _flush_to_disk(path: Path, mode: int) -> None:
 
 
 def as_json(value: Any) -> Any:
-    """The same with null for NaN and infinite numbers, plain numbers for NumPy's, and text for paths."""
+    """Convert a value to JSON types: None for NaN and infinity, Python numbers for NumPy's, text for paths."""
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -74,31 +74,31 @@ def as_json(value: Any) -> Any:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(as_json(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """A text file, whole or not at all; one that is `private` can be read by its owner alone."""
+    """Write a text file atomically; a `private` file is readable by its owner only."""
     write_bytes(path, text.encode("utf-8"), private=private)
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
-    """A file, whole or not at all; one that is `private` can be read by its owner alone."""
+    """Write a file atomically; a `private` file is readable by its owner only."""
     with atomic_write(path, private=private) as draft:
         draft.write_bytes(content)
 
 
 def require_writable_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that is not there, or in which no file can be made; asked by making one."""
+    """Refuse a folder that does not exist or is not writable; tested by creating a file."""
     if not folder.is_dir():
-        raise FileError(f"{option}: there is no folder {folder}. Make it first, or choose another place.")
+        raise FileError(f"{option}: there is no folder {folder}. Create it, or choose another one.")
     probe = folder / f".{secrets.token_hex(8)}.partsong"
     try:
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except OSError as error:
         raise FileError(
-            f"{option}: nothing can be written to the folder {folder} ({error.strerror}). Choose another place."
+            f"{option}: the folder {folder} is not writable ({error.strerror}). Choose another one."
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -106,20 +106,22 @@ def require_writable_folder(option: str, folder: Path) -> None:
 
 
 def require_writable_file(option: str, place: Path) -> None:
-    """Refuse, before anything is computed, a file that could not be written afterwards."""
+    """Refuse a file that could not be written, before anything is computed."""
     if place.is_dir():
-        raise FileError(f"{option} {place}: this is a folder. Name a file in it.")
+        raise FileError(f"{option} {place}: this is a folder. Pass a file in it.")
     if place.exists() and not os.access(place, os.W_OK):
-        raise FileError(f"{option} {place}: the file is write-protected. Choose another name, or lift the protection.")
+        raise FileError(
+            f"{option} {place}: the file is write-protected. Choose another name, or remove the protection."
+        )
     require_writable_folder(option, place.parent)
 
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""Spreadsheets run what follows these (OWASP, CSV injection)."""
+"""Spreadsheets execute text that starts with these (OWASP, CSV injection)."""
 
 
 def first_formula(names: Iterable[str]) -> str | None:
-    """The first name that a spreadsheet would take for a formula; numbers such as -3 or +1e5 are none."""
+    """Return the first name that a spreadsheet would take for a formula; numbers such as -3 or +1e5 are not."""
     return next((name for name in names if name.startswith(FORMULA_STARTS) and not _is_number(name)), None)
 
 
@@ -132,5 +134,5 @@ def _is_number(text: str) -> bool:
 
 
 def quoting_for(texts: Iterable[str]) -> Literal[0, 2]:
-    """The least quoting that keeps these texts whole: Python's writer does not see that a bare CR ends a line."""
+    """Return the least quoting that preserves these texts; Python's writer does not quote a bare CR."""
     return csv.QUOTE_NONNUMERIC if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL

@@ -105,8 +105,8 @@ def test_transpose_turns_names_too(write):
         ("a,b\n1,2\n3,\n", FormatError, "line 3, column 'b' is empty.*missing values"),
         ("a,b\n1,NA\n3,2\n", FormatError, "line 2, column 'b' reads 'NA'.*missing values"),
         ("a,b\n" + "1,x\n1,1\n" * 9, FormatError, r"9 cell\(s\).*\(and 4 more\)"),
-        ("a,b,c\n1,m,3\n4,f,6\n", FormatError, "Text throughout: column 'b'.*as the label"),
-        ("5.1,3.5,setosa\n4.9,3.0,setosa\n", FormatError, "Text throughout: column 3"),
+        ("a,b,c\n1,m,3\n4,f,6\n", FormatError, "Text columns: column 'b'.*as label"),
+        ("5.1,3.5,setosa\n4.9,3.0,setosa\n", FormatError, "Text columns: column 3"),
         ("a,a,b,b\n1,2,3,4\n", FeatureError, r"more than once: names 'a' \(columns 0, 1\), 'b' \(columns 2, 3\)"),
         ("a,b,\n1,2,3\n", FeatureError, "without a name: column 2"),
         ("a;b\n1;2\n", FormatError, r"separated by semicolons.*read_csv\('t.csv.*', sep=';'\).to_csv\('t-commas.csv"),
@@ -119,7 +119,7 @@ def test_transpose_turns_names_too(write):
         ('a,b\n"1,5","2,5"\n', FormatError, "decimal comma"),
         ("a,b\n1,1_0\n", FormatError, "1_0"),
         ('a,b\n1,2\n"3,4\n5,6\n', FormatError, "fields"),
-        (b"a,b\n1,2\n\xe9,4\n", FormatError, r"byte position 8 \(line 3\) holds 0xe9"),
+        (b"a,b\n1,2\n\xe9,4\n", FormatError, r"byte 0xe9 at position 8 \(line 3\)"),
         ("a,b\n1,2\n".encode("utf-16"), FormatError, "UTF-16"),
     ],
 )
@@ -237,13 +237,13 @@ def test_a_header_is_what_the_caller_says(write, text, header, features, samples
 
 
 def test_headers_that_cannot_be(write):
-    with pytest.raises(FormatError, match=r"line 1, column 1 reads 'a'.*say so by header"):
+    with pytest.raises(FormatError, match=r"line 1, column 1 reads 'a'.*set header to true"):
         read(write("a,b\n1,2\n3,4\n"), header=False)
     with pytest.raises(FormatError, match="no rows"):
         read(write("1,2,3\n"), header=True)
     with pytest.raises(FeatureError, match="more than once"):
         read(write("1990,1990\n1,2\n"), header=True)
-    with pytest.raises(ParameterError, match="said to be no header"):
+    with pytest.raises(ParameterError, match="header is False"):
         read(write("a,b\n1,2\n"), header=False, label="a")
 
 

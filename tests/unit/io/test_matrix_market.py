@@ -73,7 +73,7 @@ def test_10x_folders_are_turned(tmp_path, gz, genes_file):
 def test_samples_in_rows_stay_there(tmp_path):
     folder = tenx(tmp_path / "run", S)
     assert read(folder).X.shape == (5, 3)
-    with pytest.raises(ParameterError, match="leave transpose out"):
+    with pytest.raises(ParameterError, match="Remove transpose"):
         read(folder, transpose=True)
 
 

@@ -44,7 +44,7 @@ NO_PATHS = [None, 3, b"x.npy", True, 2.5, ["x.npy"], BytesPath(), object()]
 
 @pytest.mark.parametrize("path", NO_PATHS, ids=lambda path: type(path).__name__)
 def test_what_is_no_path_is_told(takes_a_path, path):
-    with pytest.raises(DataTypeError, match=r"path of a file is text or a pathlib.Path, not ") as caught:
+    with pytest.raises(DataTypeError, match=r"path of a file must be text or a pathlib.Path, not ") as caught:
         takes_a_path(path)
     assert isinstance(caught.value, TypeError)
     assert type(path).__name__ in str(caught.value)
