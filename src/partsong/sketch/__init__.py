@@ -1,1 +1,1 @@
-"""Random S with E[S Sᵀ] = I that make a problem smaller, the same at every party from one integer."""
+"""Random sketches S with E[S Sᵀ] = I, equal at every party with the same seed."""

@@ -1,8 +1,7 @@
-"""What normal equations need of a sketched matrix: X S C and Xᵀ S C for narrow C, where X S need not be held.
+"""Products of sketched normal equations: X S C and Xᵀ S C for narrow C, without storing X S.
 
-An S that keeps d of the coordinates leaves a smaller matrix of the same kind: sparse X stays sparse, and dense columns
-are taken a tile at a time. Of all other S, sparse X sees S C, which is as small as a factor; to dense X they are
-applied first.
+A subsampling S leaves a smaller matrix of the same kind: sparse X stays sparse, and dense columns are taken tile by
+tile. For any other S, sparse X is multiplied by S C, which is as small as a factor; dense X is sketched first.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from partsong.sketch.placed import spread
 Step = Callable[[slice, Array], Sums]
 
 HEIGHT = 1024
-"""Rows of a few columns that are multiplied together."""
+"""Rows that are multiplied together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The coordinates of a block that an S keeps, counted within the block, their columns of S, and their factor."""
+class KeptCoordinates:
+    """Coordinates of a block that a subsampling S keeps (counted in the block), their columns of S, and the scale."""
 
     indices: np.ndarray
     first: int
@@ -44,22 +43,22 @@ class Kept:
     weight: float
 
     @staticmethod
-    def of(S: Operator, start: int, length: int) -> Kept | None:
-        """Of S[start : start + length]; None where S does more than to keep some."""
+    def of(S: Operator, start: int, length: int) -> KeptCoordinates | None:
+        """The kept coordinates of S[start : start + length]; None if S is not a subsampling."""
         if not isinstance(S.pattern, ChosenCoordinates):
             return None
         chosen = S.pattern.chosen
         first, last = np.searchsorted(chosen, (start, start + length)).tolist()
-        return Kept(chosen[first:last] - start, first, last, (S.size / S.dimension) ** 0.5)
+        return KeptCoordinates(chosen[first:last] - start, first, last, (S.size / S.dimension) ** 0.5)
 
     def of_columns(self, C: Array) -> Array:
-        """What C (d × k) has for these coordinates, with their factor."""
+        """The rows of C (d × k) for these coordinates, scaled."""
         return C[self.first : self.last] * self.weight
 
 
 def walk(S: Operator, matrix: Matrix, C: Array, step: Step) -> None:
-    """For blocks of rows call step(rows, X[rows] S C), for X (r × size) and C (d × k)."""
-    kept = Kept.of(S, 0, matrix.shape[1])
+    """Call step(rows, X[rows] S C) for blocks of rows of X (r × size), for C (d × k)."""
+    kept = KeptCoordinates.of(S, 0, matrix.shape[1])
     if kept is not None and isinstance(matrix, SparseMatrix):
         SparseMatrix(_csr(matrix.by_row)[:, kept.indices]).walk(kept.of_columns(C), step)
     elif kept is not None and isinstance(matrix, DenseMatrix) and _is_taken_in_tiles(matrix):
@@ -72,19 +71,19 @@ def walk(S: Operator, matrix: Matrix, C: Array, step: Step) -> None:
 
 def transposed_times(S: Operator, matrix: Matrix, C: Array) -> Array:
     """Xᵀ S C (c × k), for X (size × c) and C (d × k)."""
-    kept = Kept.of(S, 0, matrix.shape[0])
+    kept = KeptCoordinates.of(S, 0, matrix.shape[0])
     if kept is None and isinstance(matrix, SparseMatrix) and matrix.stored < matrix.shape[1] * S.dimension:
         return matrix.transposed_times(spread(matrix, S, C.T))
     if kept is None or isinstance(matrix, TensorMatrix):
         return as_matrix(S.sketch_transposed(matrix)).times(C)
-    if isinstance(matrix, SparseMatrix):  # whose own `rows` would make a second copy of what is used once
+    if isinstance(matrix, SparseMatrix):  # SparseMatrix.rows would make a second copy, used only once
         return SparseMatrix(_csr(matrix.by_row)[kept.indices]).transposed_times(kept.of_columns(C))
     return matrix.rows(kept.indices).transposed_times(kept.of_columns(C))
 
 
 def placed_rows(S: Operator, F: Array, start: int) -> Array:
     """Fᵀ S[start : start + r] (k × d) for a factor F (r × k)."""
-    kept = Kept.of(S, start, F.shape[0])
+    kept = KeptCoordinates.of(S, start, F.shape[0])
     if kept is None:
         return S.sketch_transposed(F, start)
     out = kernels.of(F).empty((S.dimension, F.shape[1]), F)
@@ -94,7 +93,7 @@ def placed_rows(S: Operator, F: Array, start: int) -> Array:
 
 
 def _is_taken_in_tiles(matrix: DenseMatrix) -> bool:
-    """Rows that are wide, or columns in a file, are better read by the sketch."""
+    """False for wide rows and for columns in a file, which the sketch reads better."""
     if matrix.X.flags.c_contiguous:
         return not Tiles(matrix.X, matrix.dtype).are_low
     return _is_by_column(matrix)
@@ -108,7 +107,7 @@ def _is_by_column(matrix: DenseMatrix) -> bool:
 
 
 def _walk_dense(matrix: DenseMatrix, indices: np.ndarray, C: np.ndarray, step: Step) -> None:
-    """X[:, indices] C; of columns in one piece only these are read."""
+    """X[:, indices] C; with contiguous columns only these are read."""
     tiles, columns = Tiles(matrix.X, matrix.dtype), matrix.X.T
 
     def by_row(start: int, stop: int) -> None:
@@ -131,7 +130,7 @@ def _csr(side: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Proportion:
-    """A kind of sketch with d = ⌈ratio·size⌉, not below the rank and not above the size."""
+    """A kind of sketch with d = ⌈ratio·size⌉, at least the rank and at most the size."""
 
     kind: Callable[[int], Sketch] = Subsampling
     ratio: float = 0.1

@@ -1,4 +1,4 @@
-"""Kinds of sketch: count, Gaussian, subsampled randomized Hadamard, and subsampling."""
+"""Kinds of sketches: count, Gaussian, subsampled randomized Hadamard, and subsampling."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from partsong.sketch.placed import Placed
 DRAWN_TOGETHER = 4096
 """Coordinates that share a stream."""
 DRAW_COST = 60.0
-"""What a normal number costs, in floating-point operations."""
+"""Cost of drawing a normal number, in floating-point operations."""
 FEW = 64
-"""So few dimensions that a product with the entries of S is faster than a transform."""
+"""Up to this dimension a product with the entries of S is faster than a transform."""
 LONGEST = 1024
-"""Coordinates that are transformed together: what fits the cache."""
+"""Coordinates that are transformed together, limited by the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(ABC):
-    """A kind of sketch: how many dimensions d it has, and how its S (size × d) is drawn."""
+    """A kind of sketch: its dimension d, and how S (size × d) is drawn."""
 
     dimension: int
 
@@ -47,8 +47,8 @@ class Kind(ABC):
         return Operator(self.pattern(int(size), Source.of(seed, names)))
 
 
-class OneEntryInARow(ABC):
-    """Products with an S that `placed` describes: it has at most one entry in a row."""
+class OneEntryPerRow(ABC):
+    """Products with an S that has at most one entry per row, given by `placed`."""
 
     __slots__ = ()
 
@@ -71,10 +71,10 @@ class OneEntryInARow(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CountSketch(Kind):
-    """Each coordinate goes to one of d random places with a random sign: E[S Sᵀ] = I without a factor.
+    """Each coordinate goes to one of d random places with a random sign: E[S Sᵀ] = I without scaling.
 
-    O(entries stored) to apply (Clarkson & Woodruff, 2013). A column of A that is alone in its place, or alone there
-    in not being zero, can be read off A S.
+    O(stored entries) to apply (Clarkson & Woodruff, 2013). A column of A that is the only (nonzero) one in its place
+    can be read off A S.
     """
 
     def pattern(self, size: int, source: Source) -> SignedPlaces:
@@ -82,8 +82,8 @@ class CountSketch(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class SignedPlaces(OneEntryInARow):
-    """Places and signs in blocks of coordinates, each with a stream of its own."""
+class SignedPlaces(OneEntryPerRow):
+    """Places and signs in blocks of coordinates, each with its own stream."""
 
     size: int
     dimension: int
@@ -100,8 +100,8 @@ class SignedPlaces(OneEntryInARow):
 class Gaussian(Kind):
     """Entries 𝒩(0, 1/d), independent: E[S Sᵀ] = I.
 
-    O(size·d) to draw, and a dense or sparse product with d columns to apply. Who sees A S and S knows of each row of
-    A its projection on d random directions; further sketches add theirs (see `recover`).
+    O(size·d) to draw, and a dense or sparse product with d columns to apply. A S and S reveal the projection of each
+    row of A on d random directions; further sketches add more directions (see `recovery`).
     """
 
     def pattern(self, size: int, source: Source) -> GaussianEntries:
@@ -110,9 +110,9 @@ class Gaussian(Kind):
 
 @dataclass(frozen=True, slots=True)
 class GaussianEntries:
-    """Entries in blocks of rows and columns, each with a stream of its own: only those in use are drawn.
+    """Entries in blocks of rows and columns, each with its own stream: only those in use are drawn.
 
-    They are drawn in float64; float32 ones are the same, rounded.
+    They are drawn in float64; float32 entries are the rounded ones.
     """
 
     size: int
@@ -153,14 +153,14 @@ class GaussianEntries:
 
 @dataclass(frozen=True, slots=True)
 class Hadamard(Kind):
-    """Random signs, a Walsh–Hadamard transform, and d of its results: S = √(n'/d)·D·H·R, so E[S Sᵀ] = I.
+    """Random signs, a Walsh–Hadamard transform, and d of its outputs: S = √(n'/d)·D·H·R, so E[S Sᵀ] = I.
 
     n' is the next power of two, D (n × n) has random signs, H the first n rows of the orthogonal n' × n' Hadamard
     matrix, and R takes d of its columns without replacement (Ailon & Chazelle, 2006; Tropp, 2011). So
 
-        S_ic = ± (−1)^|i ∧ r_c| / √d,    |i ∧ r| the bits that i and r have in common.
+        S_ic = ± (−1)^|i ∧ r_c| / √d,    |i ∧ r| the number of bits set in both i and r.
 
-    Dense rows cost O(size·log d), as only d results are wanted (Ailon & Liberty, 2009); sparse ones O(entries·d).
+    Dense rows cost O(size·log d), since only d outputs are needed (Ailon & Liberty, 2009); sparse rows O(entries·d).
     """
 
     def pattern(self, size: int, source: Source) -> SignedHadamard:
@@ -169,7 +169,7 @@ class Hadamard(Kind):
 
 @dataclass(frozen=True)
 class SignedHadamard:
-    """Signs in blocks of coordinates, each with a stream of its own; the columns of H are drawn by everybody."""
+    """Signs in blocks of coordinates, each with its own stream; every party draws all columns of H."""
 
     size: int
     dimension: int
@@ -200,7 +200,7 @@ class SignedHadamard:
         return operator.transposed_times(self, matrix, start)
 
     def _transformed(self, matrix: DenseMatrix, start: int) -> np.ndarray:
-        """A S by transforms of as many coordinates as there are dimensions, whose results are added up with signs."""
+        """A S by transforms of groups of coordinates, whose outputs are added with signs."""
         n, m = matrix.shape
         out = np.zeros((n, self.dimension), matrix.dtype)
         signs = self._scaled_signs(start, start + m, matrix.dtype)
@@ -223,16 +223,16 @@ class SignedHadamard:
 
 
 def _power_of_two(size: int) -> int:
-    """The least one that is not below."""
+    """The smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class Subsampling(Kind):
-    """d of the n coordinates, without replacement and in their order, each times √(n/d): E[S Sᵀ] = I.
+    """d of the n coordinates, without replacement and in order, each times √(n/d): E[S Sᵀ] = I.
 
-    The paper prints the columns without the factor, with which E[S Sᵀ] = (d/n) I (Qian et al., 2020, Sec. 3.4).
-    d = n gives S = I. O(rows·d) to apply. A S *is* d columns of A: who sees it sees those as they are.
+    The paper prints the columns without the factor √(n/d), so that E[S Sᵀ] = (d/n) I (Qian et al., 2020, Sec. 3.4).
+    d = n gives S = I. O(rows·d) to apply. A S *is* d scaled columns of A: an observer sees these columns.
     """
 
     def pattern(self, size: int, source: Source) -> ChosenCoordinates:
@@ -240,8 +240,8 @@ class Subsampling(Kind):
 
 
 @dataclass(frozen=True)
-class ChosenCoordinates(OneEntryInARow):
-    """Which coordinates are kept: everybody draws all d of them, once."""
+class ChosenCoordinates(OneEntryPerRow):
+    """The kept coordinates: every party draws all d of them once."""
 
     size: int
     dimension: int
@@ -260,4 +260,4 @@ class ChosenCoordinates(OneEntryInARow):
 
 
 SKETCHES = Choice({"subsampling": Subsampling, "gaussian": Gaussian, "count": CountSketch, "hadamard": Hadamard})
-"""Kinds of random projections S with E[S Sᵀ] = I."""
+"""Random projections S with E[S Sᵀ] = I, by name."""

@@ -1,4 +1,4 @@
-"""What a sketch is, and a drawn one: S (size × dimension), known by its rows and by its products.
+"""The sketch protocol and drawn operators S (size × dimension), with their rows and products.
 
 S = Gaussian(64).draw(X.shape[1], seed, "W", 7)
 NormalEquations.of(S.sketch(X), S.sketch(H))        the W-step of round 7, with d = 64 columns instead of m
@@ -27,17 +27,17 @@ from partsong.data.sparse import SparseMatrix
 from partsong.errors import ParameterError, ShapeError
 
 BYTES = 16 << 20
-"""Entries of S that exist at a time; at least GROUP of its columns, or DRAWN_ROWS of its rows."""
+"""Bytes of S in memory at a time; at least GROUP of its columns, or DRAWN_ROWS of its rows."""
 GROUP = 16
 DRAWN_ROWS = 512
-"""Entries of a Gaussian S are drawn in blocks of these sizes, which are best not cut."""
+"""Entries of a Gaussian S are drawn in blocks of this size, which are best not split."""
 
 
 class Sketch(Protocol):
     """A kind of sketch and its dimension d; drawn operators satisfy E[S Sᵀ] = I (size × size).
 
-    S depends on the size, the seed and the names, and on nothing else: parties that hold the same integer
-    have the same S, however many they are and whichever rows of it they need.
+    S depends only on the size, the seed and the names: parties with the same seed have the same S, for any number of
+    parties and whichever rows they need.
     """
 
     @property
@@ -49,7 +49,7 @@ class Sketch(Protocol):
 
 
 class Pattern(Protocol):
-    """How the entries of one kind of S come about, and how it is best multiplied."""
+    """The entries of one kind of S, and its products."""
 
     @property
     def size(self) -> int:
@@ -71,49 +71,49 @@ class Pattern(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The stream that an S is drawn from: an integer for everybody, and what this S is for."""
+    """The random stream of an S: the shared seed, and the names that identify this S."""
 
     seed: int
     names: tuple[Name, ...]
 
     @staticmethod
     def of(seed: int, names: tuple[Name, ...]) -> Source:
-        """With NumPy's integers taken for what they are: a round of type int64 is no other round."""
+        """Create a source; NumPy integers are converted, so that round 7 of type int64 is round 7."""
         return Source(index(seed), tuple(name if isinstance(name, str) else index(name) for name in names))
 
     def stream(self, *parts: Name) -> np.random.Generator:
-        """The numbers of one part of S."""
+        """The random stream of one part of S."""
         return stream(self.seed, "sketch", *self.names, *parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A drawn S (size × dimension) as a value: two of the same draw are equal, and no entry is held.
+    """A drawn S (size × dimension) as a value: operators of the same draw are equal, and no entry is stored.
 
-    Products take NumPy arrays (C or F order, mapped), SciPy sparse matrices, torch tensors and any `Matrix`. They
-    are dense, of the number type and in the place of A, and have `dimension` columns; sparse A is never made dense.
-    `start` is where the columns (rows, if transposed) of A begin among the rows of S: blocks add up to the whole.
+    Products accept NumPy arrays (C or F order, mapped), SciPy sparse matrices, torch tensors and any `Matrix`. They are
+    dense, with the number type and device of A, and have `dimension` columns; sparse A stays sparse. `start` is the
+    first row of S that belongs to the columns (rows, if transposed) of A: products of blocks add up to the whole.
     """
 
     pattern: Pattern
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ParameterError(f"A sketch needs something to sketch: its size must be at least 1; got {self.size}.")
+            raise ParameterError(f"The size of a sketch must be at least 1; got {self.size}.")
         if self.dimension > self.size:
             raise ParameterError(
-                f"A sketch of {self.size} coordinates cannot have more dimensions than that; "
-                f"dimension={self.dimension}. Lower it (see dimension_for), or do without a sketch."
+                f"A sketch of {self.size} coordinates cannot have more dimensions; got dimension={self.dimension}. Use "
+                "a smaller one (see dimension_for), or no sketch."
             )
 
     @property
     def size(self) -> int:
-        """Rows of S: coordinates that are sketched."""
+        """Rows of S: the number of coordinates to sketch."""
         return self.pattern.size
 
     @property
     def dimension(self) -> int:
-        """Columns of S: numbers that are left of them."""
+        """Columns of S: the dimension of the sketch."""
         return self.pattern.dimension
 
     def rows(self, start: int, stop: int, dtype: Any = np.float64) -> np.ndarray:
@@ -136,19 +136,19 @@ class Operator:
     def _require_rows(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.size:
             raise ShapeError(
-                f"Coordinates {start} to {stop} are not among the {self.size} that this sketch was drawn for. "
-                "Draw it for all of them, and give the place of a block by `start`."
+                f"Coordinates {start} to {stop} are outside the {self.size} coordinates of this sketch. Draw it for all "
+                "coordinates, and pass the offset of a block as `start`."
             )
 
 
 def require_dimension(dimension: Any) -> None:
-    """Refuse what is no number of columns."""
+    """Refuse an invalid dimension."""
     if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
         raise ParameterError(f"The dimension of a sketch must be a whole number of at least 1; got {dimension!r}.")
 
 
 def dimension_for(size: int, rank: int, ratio: float = 0.1) -> int:
-    """⌈ratio·size⌉, not below the rank (a problem of rank k needs k equations) and not above the size."""
+    """Return ⌈ratio·size⌉, at least the rank (a problem of rank k needs k equations) and at most the size."""
     if size < 1 or rank < 1:
         raise ParameterError(f"size and rank must be at least 1; got size={size}, rank={rank}.")
     if not 0 < ratio <= 1:
@@ -158,7 +158,7 @@ def dimension_for(size: int, rank: int, ratio: float = 0.1) -> int:
 
 
 def _matrix_of(A: Any) -> Matrix:
-    """As `as_matrix`, but without a second copy of sparse data, which is used only once here."""
+    """Like `as_matrix`, but without a second copy of sparse data, which is used only once here."""
     if hasattr(A, "transposed_times"):
         return A
     if getattr(A, "format", "") == "csr" and A.ndim == 2:
@@ -168,7 +168,7 @@ def _matrix_of(A: Any) -> Matrix:
 
 
 def times(S: Pattern, matrix: Matrix, start: int) -> Array:
-    """A S[start : start + c]: dense rows by blocks of rows of S, all else by groups of columns of S."""
+    """A S[start : start + c]: dense A by blocks of rows of S, other A by groups of columns of S."""
     if isinstance(matrix, DenseMatrix):
         return _times_dense(S, matrix, start)
     if isinstance(matrix, SparseMatrix):
@@ -207,7 +207,7 @@ def _add_columns(matrix: DenseMatrix, first: int, B: np.ndarray, out: np.ndarray
 
 
 def _times_sparse(S: Pattern, matrix: SparseMatrix, start: int) -> np.ndarray:
-    """With only those rows of S that meet an entry, where they are few."""
+    """Use only rows of S that meet a stored entry, if they are few."""
     from scipy.sparse import csr_array
 
     side = matrix.by_row
@@ -224,7 +224,7 @@ def _times_sparse(S: Pattern, matrix: SparseMatrix, start: int) -> np.ndarray:
 
 
 def _by_groups(S: Pattern, indices: np.ndarray, matrix: Matrix, multiply: Callable[[Any], Array]) -> Array:
-    """`multiply` for groups of columns of S[indices], side by side."""
+    """Apply `multiply` to groups of columns of S[indices], and concatenate the results."""
     dtype = np.dtype(type_name(matrix.dtype))
     width = max(1, BYTES // (max(1, len(indices)) * dtype.itemsize) // GROUP) * GROUP
 

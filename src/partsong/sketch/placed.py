@@ -1,4 +1,4 @@
-"""Products with an S that has at most one entry in each row: coordinates are added up in places, or left out."""
+"""Products with an S that has at most one entry per row: coordinates are added up in places, or left out."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from partsong.sketch import operator as products
 from partsong.sketch.operator import Operator, Pattern
 
 TOGETHER = 1 << 22
-"""Entries of a tensor that are moved together."""
+"""Entries of a tensor that are processed together."""
 BLOCK_BYTES = 16 << 20
-"""Entries of S that exist at a time."""
+"""Bytes of S in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """S[i, places[q]] = weights[q] for i = coordinates[q], which ascend and count from the start of a block."""
+    """S[i, places[q]] = weights[q] for i = coordinates[q]; ascending, counted from the start of a block."""
 
     coordinates: np.ndarray
     places: np.ndarray
     weights: np.ndarray
 
     def by_place(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Coordinates and weights sorted by place, where each place begins, and the places."""
+        """Coordinates and weights sorted by place, the start of each place, and the places."""
         order = np.argsort(self.places, kind="stable")
         places = self.places[order]
         begins = np.flatnonzero(np.diff(places, prepend=-1))
         return self.coordinates[order], self.weights[order], np.append(begins, len(order)), places[begins]
 
     def by_coordinate(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """The place of every coordinate (−1 where it is left out) and its weight."""
+        """The place of every coordinate (−1 if it is left out) and its weight."""
         places, weights = np.full(width, -1, np.int64), np.zeros(width)
         places[self.coordinates], weights[self.coordinates] = self.places, self.weights
         return places, weights
 
 
 class Placing(Pattern, Protocol):
-    """A pattern of at most one entry in each row."""
+    """A pattern with at most one entry per row."""
 
     def placed(self, start: int, stop: int) -> Placed:
         """The entries of S[start:stop]."""
@@ -67,7 +67,7 @@ def entries(S: Placing, indices: np.ndarray, first: int, last: int, dtype: np.dt
 
 
 def times(S: Placing, matrix: Matrix, start: int) -> Array:
-    """A S[start : start + c] in one pass over the entries that are used."""
+    """A S[start : start + c] in one pass over the used entries."""
     if isinstance(matrix, DenseMatrix):
         return _times_dense(S, matrix, start)
     placed = S.placed(start, start + matrix.shape[1])
@@ -81,7 +81,7 @@ def times(S: Placing, matrix: Matrix, start: int) -> Array:
 
 
 def transposed_times(S: Placing, matrix: Matrix, start: int) -> Array:
-    """Aᵀ S[start : start + r] in one pass over the entries that are used."""
+    """Aᵀ S[start : start + r] in one pass over the used entries."""
     if isinstance(matrix, DenseMatrix):
         return _times_dense(S, DenseMatrix(matrix.X.T, matrix.dtype), start)
     if isinstance(matrix, SparseMatrix):
@@ -162,18 +162,18 @@ def _times_tensor(placed: Placed, X: Any, dimension: int) -> Any:
 
 
 def places_of(S: Operator) -> Any:
-    """The entries of an S that has at most one in each row; None of any other."""
+    """The entries of an S with at most one per row; None for any other S."""
     found = getattr(S.pattern, "placed", None)
     return None if found is None else found(0, S.size)
 
 
 def placed(matrix: Matrix, places: Any, B: Array) -> Array:
-    """The rows of S Bᵀ that are not zero."""
+    """The nonzero rows of S Bᵀ."""
     return kernels.of(B).rows_of(B)[places.places] * matrix.native(places.weights[:, None])
 
 
 def spread(matrix: Matrix, S: Operator, B: Array) -> Array:
-    """S Bᵀ (size × k) for B (k × d), from some rows of S at a time, in the type and place of the matrix."""
+    """S Bᵀ (size × k) for B (k × d), in blocks of rows of S, in the type and on the device of the matrix."""
     on = kernels.of(B)
     places = places_of(S)
     if places is not None and len(places.coordinates) == S.size:

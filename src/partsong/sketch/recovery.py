@@ -1,4 +1,4 @@
-"""What sketches give away: a matrix from enough of them, and how many are not enough."""
+"""Recover a matrix from its sketches, and count how many sketches leave it undetermined."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from partsong.sketch.operator import Operator
 
 
 def recover_from_sketches(sketches: Sequence[Array], operators: Sequence[Operator]) -> np.ndarray:
-    """M = Y S⁺ from Y_t = M S_t (r × d_t), side by side, as whoever knows the seed can: an attack, not a tool.
+    """Return M = Y S⁺ from the concatenated Y_t = M S_t (r × d_t): an attack by anyone who knows the seed.
 
     Exact once [S_1 … S_T] has rank `size`, which for Gaussian sketches is as soon as Σ d_t ≥ size (Qian et al., 2020,
-    Thm. 3); before that, the projection of M on what has been seen. Both from float64 sketches up to rounding.
+    Thm. 3); before that, the projection of M on the observed directions. Both up to rounding of float64 sketches.
     """
     seen = [np.asarray(kernels.of(sketch).to_numpy(sketch), np.float64) for sketch in sketches]
     _require_fitting(seen, operators)
@@ -25,11 +25,11 @@ def recover_from_sketches(sketches: Sequence[Array], operators: Sequence[Operato
 
 
 def most_sketches(size: int, dimension: int) -> int:
-    """⌊(size − 1)/dimension⌋: with so many sketches of one matrix, other matrices still have the same ones.
+    """Return ⌊(size − 1)/dimension⌋: with this many sketches of a matrix, other matrices have the same sketches.
 
-    That is all it says. Of every row an observer then knows Σ d of `size` coordinates in a random basis; what is else
-    known of the matrix (it is non-negative, sparse) can settle the rest. A subsampling sketch publishes d
-    columns as they are, from the first one on; a count sketch those that are alone in their place.
+    This is not a privacy guarantee. An observer then knows Σ d of `size` coordinates of each row in a random basis, and
+    side information (the matrix is non-negative, sparse) may determine the rest. A subsampling sketch publishes d
+    columns from the first one on; a count sketch publishes columns that are alone in their place.
     """
     if size < 1 or dimension < 1:
         raise ParameterError(f"size and dimension must be at least 1; got size={size}, dimension={dimension}.")
@@ -39,15 +39,15 @@ def most_sketches(size: int, dimension: int) -> int:
 def _require_fitting(sketches: Sequence[np.ndarray], operators: Sequence[Operator]) -> None:
     if not operators or len(sketches) != len(operators):
         raise ShapeError(
-            f"Every sketch needs the operator it was made with, and there must be one; "
-            f"got {len(sketches)} sketches and {len(operators)} operators."
+            f"Pass at least one sketch, and the operator of each sketch; got {len(sketches)} sketches and "
+            f"{len(operators)} operators."
         )
     sizes = sorted({operator.size for operator in operators})
     if len(sizes) > 1:
-        raise ShapeError(f"Sketches of one matrix are of one size; these are of sizes {sizes}.")
+        raise ShapeError(f"Sketches of one matrix must have one size; got sizes {sizes}.")
     for number, (sketch, operator) in enumerate(zip(sketches, operators, strict=True)):
         if sketch.shape != (len(sketches[0]), operator.dimension):
             raise ShapeError(
-                f"Sketch {number} has shape {sketch.shape}, but its operator and the first sketch make it "
-                f"{(len(sketches[0]), operator.dimension)}. Give sketches and operators in the same order."
+                f"Sketch {number} has shape {sketch.shape}, but must have {(len(sketches[0]), operator.dimension)} by "
+                "its operator and the first sketch. Pass sketches and operators in the same order."
             )
