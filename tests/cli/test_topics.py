@@ -120,7 +120,7 @@ def test_weighting_shares_and_long_words_reach_the_model(files, told, invoke, tm
         (tmp_path / name).write_text(f"{lines}99,{long} cat\n", encoding="utf-8")
     fit = ("topics", "fit", *files, "-k", 2, "--rounds", 2)
     assert told(*fit)["n_words"] == 10
-    assert "the same larger max_word_bytes, in bytes of UTF-8" in invoke(*fit, "-q").stderr
+    assert "the same larger max_word_bytes (in bytes of UTF-8)" in invoke(*fit, "-q").stderr
     assert told(*fit, "--max-word-bytes", 33)["n_words"] == 11
     assert told(*fit, "--max-df", 0.28)["n_words"] == 4  # goat, dog, piano and cello
     counted = told(*fit, "--weighting", "counts", "-o", "m.safetensors")
@@ -363,14 +363,14 @@ def test_words_left_out_for_their_length_are_told_with_the_option_that_helps(inv
     fit = ("topics", "fit", "a.csv", "b.csv", "-k", 2, "--language", "none", "--rounds", 2)
     warned = invoke(*fit, "-q").stderr
     assert "more than 32 bytes: 1 at 'a', 1 at 'b'" in warned
-    assert "larger max_word_bytes, in bytes" in warned
+    assert "larger max_word_bytes (in bytes" in warned
     assert long not in warned
     assert told(*fit, "--max-word-bytes", 42)["n_words"] == 1 + told(*fit)["n_words"]
     for name in ("a.csv", "b.csv"):
         write_texts(tmp_path / name, ("text", long))
     error = told(*fit, code=1)["error"]
     assert "No word meets the rule" in error
-    assert "larger max_word_bytes, in bytes" in error
+    assert "larger max_word_bytes (in bytes" in error
 
 
 def test_a_column_that_differs_in_case_is_told_as_such(told, tmp_path):

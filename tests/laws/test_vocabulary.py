@@ -232,7 +232,7 @@ def test_pads_are_what_hides_agreed_words(monkeypatch):
 def guess(rounds, words, key, layout):
     """What a server with this key would take for held: words whose buckets are in use in all tables."""
     session = session_key(key, layout.seed, layout.parties)
-    step = AgreementStep.read(VocabularyAgreement(1, 2, words_expected=400).start_server(layout)[1]["step"])
+    step = AgreementStep.from_array(VocabularyAgreement(1, 2, words_expected=400).start_server(layout)[1]["step"])
     in_use = np.ones(len(words), bool)
     for one in rounds:
         if step.stage == TABLES:
@@ -241,7 +241,7 @@ def guess(rounds, words, key, layout):
             places = tables.places(session, hash_names(session, [w.encode() for w in words]))
             in_use &= (tables.counters(total).reshape(-1)[places[:, : tables.tables]] > 0).all(axis=1)
             break
-        step = AgreementStep.read(one.model["step"])
+        step = AgreementStep.from_array(one.model["step"])
     return {word for word, yes in zip(words, in_use, strict=True) if yes}
 
 
@@ -385,7 +385,7 @@ def test_a_party_with_another_key_or_other_options_is_noticed(change, is_masked)
     shards = shards_of(held)
     shards[2] = shards_of(held, **{"key": KEY, "options": "", **change})[2]
     reduction = None if is_masked else PlainReduction()
-    with pytest.raises(PartyError, match="another key, or other options") as caught:
+    with pytest.raises(PartyError, match="different key or different word options") as caught:
         agree(shards, Sequential(), VocabularyAgreement(1, 2), reduction=reduction)
     assert not any(word in str(caught.value) for word in (*SHARED, RARE))
 
@@ -416,7 +416,7 @@ def test_words_that_are_too_long_stay_at_home():
     longer = openly(held, VocabularyAgreement(1, 2, words_expected=40, longest=40))
     assert found(longer) == pooled(held, 1, 2)
     assert set(longer.too_long.values()) == {0}
-    assert "stayed at home" not in longer.told()
+    assert "left out because" not in longer.summary()
 
 
 def test_words_left_out_for_their_length_are_counted_at_their_party_and_nothing_of_them_is_sent():
@@ -428,8 +428,8 @@ def test_words_left_out_for_their_length_are_counted_at_their_party_and_nothing_
     with pytest.warns(LongWordsWarning):
         agreement = openly(held, rule, seed=5, watch=lambda done: models.append((done.model.arrays, done.bytes_up)))
     assert agreement.too_long == {"a": 3, "b": 0, "c": 0}
-    assert agreement.told().endswith("have more than 32 bytes: 3 at 'a'.")
-    assert not any(word in agreement.told() for word in (*long, *fitting))
+    assert agreement.summary().endswith("have more than 32 bytes: 3 at 'a'.")
+    assert not any(word in agreement.summary() for word in (*long, *fitting))
     others = []
     same = openly(without, rule, seed=5, watch=lambda done: others.append((done.model.arrays, done.bytes_up)))
     assert found(same) == found(agreement) == dict.fromkeys(("cat", *fitting), (2, 4))
@@ -454,11 +454,12 @@ def test_no_word_is_shown(recorded):
     last = rounds[-1]
     shown = " ".join(
         map(
-            repr, (agreement, agreement.told(), last.checkpoint.server, *last.checkpoint.parties.values(), last.metrics)
+            repr,
+            (agreement, agreement.summary(), last.checkpoint.server, *last.checkpoint.parties.values(), last.metrics),
         )
     )
     assert not any(word in shown for word in (*SHARED, RARE))
-    assert re.search(r"at most \d\.\de-\d+", agreement.told())
+    assert re.search(r"at most \d\.\de-\d+", agreement.summary())
     assert all(word not in repr(shard) for shard in shards_of(corpus()) for word in SHARED)
 
 
@@ -481,7 +482,7 @@ def test_rules_out_of_range():
     with pytest.raises(ParameterError, match="bytes"):
         PartyWords.of(["a"], ALL, b"short")
     with pytest.raises(CompositionError, match="word_shards"):
-        VocabularyAgreement().local(Shard("a", np.ones((2, 0))), None, Message({"step": AgreementStep(0, 0).written()}))
+        VocabularyAgreement().local(Shard("a", np.ones((2, 0))), None, Message({"step": AgreementStep(0, 0).to_array()}))
 
 
 def test_tables_beyond_measure_are_refused(monkeypatch):
@@ -533,7 +534,7 @@ def test_a_sum_that_lacks_a_word_that_passed_is_noticed(monkeypatch):
     """A server that takes a word out of the sum of cells (it cannot, without the key) would be told."""
     honest = Cells.filled
     monkeypatch.setattr(Cells, "filled", lambda self, key, words, names: honest(self, key, [], names[:0]))
-    with pytest.raises(PartyError, match="not among those told back"):
+    with pytest.raises(PartyError, match="missing from the sum"):
         openly(corpus(), VocabularyAgreement(1, 2, words_expected=40))
 
 
@@ -553,9 +554,9 @@ def lying(held, change, rule=None):
             uploads.append(upload)
         total = {name: sum(upload[name] for upload in uploads) for name in uploads[0].arrays}
         server, model = rule.finish(server, Message(total, float(len(shards))))
-        if AgreementStep.read(model["step"]).stage == DONE:
+        if AgreementStep.from_array(model["step"]).stage == DONE:
             return states
-        model = Message({**model.arrays, **change(model, AgreementStep.read(model["step"]))})
+        model = Message({**model.arrays, **change(model, AgreementStep.from_array(model["step"]))})
     raise AssertionError
 
 
@@ -568,27 +569,36 @@ def test_a_server_that_lets_all_words_pass_is_found_out():
 
     def all_pass(model, step):
         bits = {"bitmap": np.full_like(model["bitmap"], 255)} if "bitmap" in model.arrays else {}
-        roomy = {} if step.stage == TABLES else {"step": replace(step, narrow=400, wide=400).written()}
+        roomy = {} if step.stage == TABLES else {"step": replace(step, narrow=400, wide=400).to_array()}
         return bits | roomy
 
-    with pytest.raises(PartyError, match="did not go by its counts"):
+    with pytest.raises(PartyError, match="the server ignored its counts"):
         lying(corpus(), all_pass)
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda model, step: {"step": replace(step, number=step.number - 1).written()}, "answered once, in order"),
-        (lambda model, step: {"step": replace(step, number=step.number + 1).written()}, "answered once, in order"),
-        (lambda model, step: {"step": replace(step, stage=9).written()}, "answered once, in order"),
+        (lambda model, step: {"step": replace(step, number=step.number - 1).to_array()}, "answered once, in order"),
+        (lambda model, step: {"step": replace(step, number=step.number + 1).to_array()}, "answered once, in order"),
+        (lambda model, step: {"step": replace(step, stage=9).to_array()}, "answered once, in order"),
         (lambda model, step: {"step": np.zeros(2, np.int64)}, "order"),
         (lambda model, step: {"step": np.zeros(9, np.int64)}, "cannot be read"),
         (lambda model, step: {"step": np.array([np.nan] * 6)}, "cannot be read"),
-        (lambda model, step: {"step": replace(step, buckets=1 << 40).written()}, "beyond all measure"),
-        (lambda model, step: {"step": replace(step, narrow=-1).written()}, "beyond all measure"),
-        (lambda model, step: {"bitmap": np.zeros(3, np.uint8)} if "bitmap" in model.arrays else {}, "bits are not"),
-        (lambda model, step: {"bitmap": model["bitmap"] * 1.0} if "bitmap" in model.arrays else {}, "bits are not"),
-        (lambda model, step: {"wide": model["wide"][1:]} if "wide" in model.arrays else {}, "sums of words are not"),
+        (lambda model, step: {"step": replace(step, buckets=1 << 40).to_array()}, "of invalid size"),
+        (lambda model, step: {"step": replace(step, narrow=-1).to_array()}, "of invalid size"),
+        (
+            lambda model, step: {"bitmap": np.zeros(3, np.uint8)} if "bitmap" in model.arrays else {},
+            "bitmap does not match",
+        ),
+        (
+            lambda model, step: {"bitmap": model["bitmap"] * 1.0} if "bitmap" in model.arrays else {},
+            "bitmap does not match",
+        ),
+        (
+            lambda model, step: {"wide": model["wide"][1:]} if "wide" in model.arrays else {},
+            "sums of words do not match",
+        ),
     ],
 )
 def test_what_no_honest_server_asks_for_is_refused(change, told):

@@ -136,8 +136,8 @@ class Operator:
     def _require_rows(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.size:
             raise ShapeError(
-                f"Coordinates {start} to {stop} are outside the {self.size} coordinates of this sketch. Draw it for all "
-                "coordinates, and pass the offset of a block as `start`."
+                f"Coordinates {start} to {stop} are outside the {self.size} coordinates of this sketch. Draw it for "
+                "all coordinates, and pass the offset of a block as `start`."
             )
 
 

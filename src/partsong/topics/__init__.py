@@ -1,9 +1,9 @@
-"""Topics of texts: from texts to words, to models, and between parties."""
+"""Topic models of texts: tokenizer, vocabulary, models, and agreement on words between parties."""
 
 LANGUAGES = ("english", "german", "french", "spanish", "italian", "none")
-"""Lists of stop words."""
+"""Languages with a list of stop words."""
 
 COHERENCES = ("npmi", "c_v", "vectors")
 
 TOP = 10
-"""Words that stand for a topic."""
+"""Number of top words that represent a topic."""

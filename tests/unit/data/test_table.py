@@ -35,7 +35,7 @@ def test_aligning_to_its_own_names_copies_nothing():
 
 
 def test_missing_features_are_listed_with_their_number():
-    with pytest.raises(FeatureError, match=r"here\.csv: 8 of the features .* 'f0', .*'f4' \(and 3 more\)"):
+    with pytest.raises(FeatureError, match=r"here\.csv: 8 of the requested features .* 'f0', .*'f4' \(and 3 more\)"):
         table().aligned_to([f"f{i}" for i in range(8)])
 
 

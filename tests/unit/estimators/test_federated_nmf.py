@@ -179,7 +179,7 @@ def test_columns_are_compared_with_those_of_most_whoever_comes_first():
 
 def test_without_most_both_sides_are_named():
     error = columns_refused(8, 10, names=["north", "south"])
-    assert "Party 'south' has other columns g8, g9, compared with 'north'. Agree" in str(error)
+    assert "Party 'south' has other columns g8, g9, compared with 'north'. Use the same columns" in str(error)
     assert (error.missing, error.unexpected) == ({}, {"south": ("g8", "g9")})
     assert "'party-03' lacks columns g6, g7, compared with 'party-01'. " in str(columns_refused(8, 10, 6))
     assert "2 more parties differ as well" in str(columns_refused(9, 9, *range(2, 9)))

@@ -122,7 +122,7 @@ def append_step(path: Path, done: Round) -> dict[str, Any]:
 
     A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
     """
-    following = NEXT_STEP[AgreementStep.read(done.model["step"]).stage]
+    following = NEXT_STEP[AgreementStep.from_array(done.model["step"]).stage]
     line = {"step": done.index + 1, "steps": MOST_EXCHANGES, **_figures(done), "next": following}
     append_line(path, line)
     return line

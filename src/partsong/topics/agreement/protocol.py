@@ -1,4 +1,4 @@
-"""A vocabulary that parties agree on without pooling: words in ≥ d documents at ≥ m parties, by sums alone."""
+"""Agreement on a vocabulary without pooling texts: words in ≥ d documents at ≥ m parties, from sums alone."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from partsong.topics.vocabulary import Vocabulary
 
 TABLES, WORDS, FREQUENCIES, DONE = range(4)
 MOST_COUNTERS = 1 << 27
-_STOPPED = "Nothing was sent. Agree again, with a fresh key."
+_STOPPED = "Nothing was sent. Agree again with a new key."
 
 MOST_EXCHANGES = 24
 MOST_READINGS = 4
 FEW_RARE, MOST_RARE = 10, 4e7
-"""Words at too few parties that may pass by chance: so many, and `false_pass` of as many as there may be in all."""
+"""Allowed number of words at too few parties: a constant, plus `false_pass` times the maximum number of words."""
 LONGER = (
-    "To let them take part, give all parties the same larger max_word_bytes, in bytes "
-    "of UTF-8; each byte makes what is sent larger."
+    "To include them, set the same larger max_word_bytes (in bytes of UTF-8) at all parties; each byte makes the "
+    "messages larger."
 )
 MOST_NAMED = 5
 
@@ -62,7 +62,7 @@ MOST_NAMED = 5
 @state("words.step")
 @dataclass(frozen=True, slots=True)
 class AgreementStep:
-    """What everybody does next: the stage, the number of the exchange, and sizes of tables or cells."""
+    """The next step of all parties: stage, number of the exchange, and sizes of tables or cells."""
 
     stage: int
     number: int
@@ -71,58 +71,58 @@ class AgreementStep:
     narrow: int = 0
     wide: int = 0
 
-    def written(self) -> Any:
-        """As an array."""
+    def to_array(self) -> Any:
+        """Return the step as an array."""
         return np.array([self.stage, self.number, self.tables, self.buckets, self.narrow, self.wide], dtype=np.int64)
 
     @classmethod
-    def read(cls, numbers: Any) -> AgreementStep:
-        """From an array."""
+    def from_array(cls, numbers: Any) -> AgreementStep:
+        """Read a step from an array."""
         return cls(*(int(number) for number in numbers))
 
     @classmethod
-    def asked(cls, model: Message, last: int, party: str) -> AgreementStep:
-        """The step that a server asks a party for, after its answer to step `last`.
+    def from_request(cls, model: Message, last: int, party: str) -> AgreementStep:
+        """Read the step that a server requests from a party, after its answer to step `last`.
 
-        Pads and hashes are for one step each: a step that comes twice, or out of turn, or that no honest server asks
-        for, is refused.
+        Pads and hashes are for one step each: a repeated step, a step out of order, or one that no honest server
+        requests is refused.
         """
         try:
-            step = cls.read(model["step"])
+            step = cls.from_array(model["step"])
         except (KeyError, TypeError, ValueError, OverflowError):
             raise PartyError(f"Party {party!r}: the server's step cannot be read. {_STOPPED}") from None
         if step.number != last + 1 or step.stage not in (TABLES, WORDS, FREQUENCIES):
             raise PartyError(
-                f"Party {party!r} was asked for step {step.number} of the agreement after step {last}. Each is "
-                f"answered once, in order: two answers under one pad could be read without the key. {_STOPPED}"
+                f"Party {party!r} was asked for step {step.number} of the agreement after step {last}. Each step is "
+                f"answered once, in order: two answers with one pad could be read without the key. {_STOPPED}"
             )
         sizes = (step.tables, step.buckets, step.narrow, step.wide)
         if min(sizes) < 0 or max((step.tables + 1) * step.buckets, step.narrow, step.wide) > MOST_COUNTERS:
-            raise PartyError(f"Party {party!r} was asked for tables or cells beyond all measure. {_STOPPED}")
+            raise PartyError(f"Party {party!r} was asked for tables or cells of invalid size. {_STOPPED}")
         return step
 
 
 @state("words.remaining")
 @dataclass(frozen=True, slots=True)
 class RemainingWords:
-    """Words that have passed so far, their names under the key, and which are wide."""
+    """The words that have passed so far, their names under the key, and which are wide."""
 
     words: tuple[bytes, ...] = field(repr=False)
     names: Any = field(repr=False)
     is_wide: Any = field(repr=False)
 
-    def some(self, chosen: Any) -> RemainingWords:
-        """Those of them that are chosen by an array of booleans."""
+    def select(self, chosen: Any) -> RemainingWords:
+        """Select words by a boolean array."""
         return RemainingWords(tuple(compress(self.words, chosen.tolist())), self.names[chosen], self.is_wide[chosen])
 
 
 @state("words.party")
 @dataclass(frozen=True, slots=True)
 class AgreementPartyState:
-    """A party on the way: its words that are left, their places in the last tables, and at last the agreed words.
+    """State of a party: its remaining words, their places in the last tables, and finally the agreed words.
 
-    `answered` is the number of the last step that it has answered. `n_too_long` of its words, in enough documents, had
-    more bytes than may be proposed; nobody else is told that number.
+    `answered` is the number of the last answered step. `n_too_long` is the number of its words in enough documents that
+    have too many bytes to be proposed; this number is not sent.
     """
 
     key: bytes = field(repr=False)
@@ -136,26 +136,26 @@ class AgreementPartyState:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The agreed words; none before the end."""
+        """The agreed words; empty before the end."""
         return () if self.agreed is None else self.agreed.words
 
     @property
     def holders(self) -> Any:
-        """At how many parties each of them is."""
+        """The number of parties with each agreed word."""
         return None if self.agreed is None else self.agreed.holders
 
     def narrowed(self, bitmap: Any, party: str) -> AgreementPartyState:
-        """Without the words that are in a bucket that did not pass."""
+        """Remove the words in buckets that did not pass."""
         if self.tables is None or bitmap.dtype != np.uint8 or bitmap.shape != (-(-self.tables.size // 8),):
-            raise PartyError(f"Party {party!r}: the server's bits are not those of the tables before. {_STOPPED}")
+            raise PartyError(f"Party {party!r}: the server's bitmap does not match the previous tables. {_STOPPED}")
         passed = self.tables.survivors(bitmap, self.places, self.left.is_wide)
-        return replace(self, left=self.left.some(passed), tables=None, places=None)
+        return replace(self, left=self.left.select(passed), tables=None, places=None)
 
 
 @state("words.server")
 @dataclass(frozen=True, slots=True)
 class AgreementServerState:
-    """The server on the way: `chance` bounds the probability that a word at too few parties passes."""
+    """State of the server: `chance` bounds the probability that a word at too few parties passes."""
 
     step: AgreementStep
     parties: int
@@ -168,18 +168,19 @@ class AgreementServerState:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyAgreement(ProgramBase):
-    """Which words are in ≥ `min_documents` documents at each of ≥ `min_parties` parties, and in how many in all.
+    """Find the words in ≥ `min_documents` documents at each of ≥ `min_parties` parties, and their document counts.
 
         tables       sent: 0/1 for each bucket of keyed hashes          broadcast: which buckets have sums ≥ m
-        words        sent: cells of the words left, under pads          broadcast: the sums of cells
+        words        sent: cells of the remaining words, under pads     broadcast: the sums of cells
         frequencies  sent: documents with each agreed word, documents   broadcast: their sums
 
-    In each exchange of tables only words take part that passed before. A word at fewer than m parties passes a table if
-    its bucket, which is independent of all others', is in use: with a probability of at most the share of buckets in
-    use, which the server sees. Tables follow until the product is below `false_pass`. Words at m parties always pass.
+    Only words that passed before take part in the next exchange of tables. A word at fewer than m parties passes a
+    table if its bucket, which is independent of all others, is in use: with a probability of at most the share of
+    buckets in use, which the server sees. Tables follow until the product is below `false_pass`. Words at m parties
+    always pass.
 
-    `words_expected` at a party and `longest` (bytes of a word in UTF-8; longer ones stay at home) are public. The first
-    sets the size of the first tables and costs time, nothing else, where it is wrong.
+    `words_expected` (words at a party) and `longest` (bytes of a word in UTF-8; longer words are not sent) are public.
+    A wrong `words_expected`, which sets the size of the first tables, only costs time.
     """
 
     min_documents: int = 1
@@ -200,15 +201,15 @@ class VocabularyAgreement(ProgramBase):
 
     @property
     def traits(self) -> Traits:
-        """A word of a missing party would seem rarer than it is."""
+        """All parties take part: a word of a missing party would seem rarer than it is."""
         return Traits(full_participation=True)
 
     def turn(self, model: Message) -> Turn:
-        """All exchanges are one round: over the same parties."""
-        return Turn(AgreementStep.read(model["step"]).number, MOST_EXCHANGES)
+        """All exchanges form one round, with the same parties."""
+        return Turn(AgreementStep.from_array(model["step"]).number, MOST_EXCHANGES)
 
     def start_party(self, shard: Shard, layout: Layout) -> AgreementPartyState:
-        """All words that may be proposed are left."""
+        """Start with all words that may be proposed."""
         held = party_words(shard)
         key = session_key(held.key, layout.seed, layout.parties)
         words, n_too_long = held.candidates(self.min_documents, self.longest)
@@ -216,28 +217,28 @@ class VocabularyAgreement(ProgramBase):
         return AgreementPartyState(key, len(layout.parties), left, n_too_long=n_too_long)
 
     def start_server(self, layout: Layout) -> tuple[AgreementServerState, Message]:
-        """A table for a first look: one bucket for four words, if no two parties have one in common."""
+        """Start with one table: one bucket per four words, if no two parties share words."""
         parties = len(layout.parties)
         if self.min_parties > parties:
             raise ParameterError(
-                f"min_parties={self.min_parties}: a word cannot be at so many parties, there are {parties}. For words "
-                f"that all of them have, take {parties}.",
+                f"min_parties must be at most {parties}, the number of parties; got {self.min_parties}. Use {parties} "
+                "for words at all parties.",
                 parameter="min_parties",
             )
         server = AgreementServerState(
             AgreementStep(TABLES, 0, 1, max(256, parties * self.words_expected // 4)), parties
         )
-        return server, Message({"step": server.step.written()})
+        return server, Message({"step": server.step.to_array()})
 
     def local(self, shard: Shard, party: AgreementPartyState, model: Message) -> tuple[AgreementPartyState, Message]:
         held = party_words(shard)
-        step = AgreementStep.asked(model, party.answered, shard.name)
+        step = AgreementStep.from_request(model, party.answered, shard.name)
         accord, is_second = model.arrays.get("accord"), party.answered == 0
         party = replace(party, answered=step.number)
         if (accord is not None and accord[0] != party.parties * _accord(held, party)) or (is_second and accord is None):
             raise PartyError(
-                f"Party {shard.name!r} has another key, or other options of its words, than the others. Nothing was "
-                "agreed on. Give the same key and the same Words to all parties."
+                f"Party {shard.name!r} has a different key or different word options than the others. Nothing was "
+                "agreed on. Use the same key and the same Words at all parties."
             )
         if "bitmap" in model.arrays:
             party = party.narrowed(model["bitmap"], shard.name)
@@ -245,7 +246,7 @@ class VocabularyAgreement(ProgramBase):
             return self._mark(held, party, step)
         if step.stage == WORDS:
             narrow, wide = self._cells(step, party.parties)
-            short, others = party.left.some(~party.left.is_wide), party.left.some(party.left.is_wide)
+            short, others = party.left.select(~party.left.is_wide), party.left.select(party.left.is_wide)
             return party, Message(
                 {
                     "narrow": narrow.filled(party.key, short.words, short.names),
@@ -255,26 +256,26 @@ class VocabularyAgreement(ProgramBase):
         return self._read(shard.name, held, party, model)
 
     def finish(self, server: AgreementServerState, aggregate: Message) -> tuple[AgreementServerState, Message]:
-        """The next step, with what the sums have told."""
+        """Compute the next step from the sums."""
         if round(aggregate.weight) != server.parties:
             raise PartyError(
-                f"{server.parties - round(aggregate.weight)} of {server.parties} parties are missing from a sum, and "
-                "their words would seem rarer than they are. Agree again, with those that are there."
+                f"{server.parties - round(aggregate.weight)} of {server.parties} parties are missing from a sum, so "
+                "their words would seem rarer than they are. Agree again with the remaining parties."
             )
         if server.step.stage == TABLES:
             return self._tally(server, aggregate)
         if server.step.stage == WORDS:
             server = replace(server, step=replace(server.step, stage=FREQUENCIES, number=server.step.number + 1))
-            return server, Message({**aggregate.arrays, "step": server.step.written()})
+            return server, Message({**aggregate.arrays, "step": server.step.to_array()})
         if aggregate["unread"][0] > 0:
             return self._again(server)
         server = replace(server, step=AgreementStep(DONE, server.step.number + 1))
-        told = {"documents": aggregate["documents"], "n_documents": aggregate["n_documents"]}
-        return server, Message({**told, "step": server.step.written(), "chance": np.array([server.chance])})
+        counts = {"documents": aggregate["documents"], "n_documents": aggregate["n_documents"]}
+        return server, Message({**counts, "step": server.step.to_array(), "chance": np.array([server.chance])})
 
     @property
     def rank(self) -> int:
-        """There is no factor."""
+        """Zero: there is no factor."""
         return 0
 
     def components(self, server: AgreementServerState) -> Any:
@@ -284,7 +285,7 @@ class VocabularyAgreement(ProgramBase):
         return server.step.stage == DONE
 
     def metrics(self, server: AgreementServerState) -> Mapping[str, float]:
-        """The bound so far on the probability that a word at too few parties passes, and about how many words do."""
+        """The current bound on the probability that a word at too few parties passes, and estimates so far."""
         return {"false_pass": server.chance, "tables": float(server.n_tables), "passing": server.n_passing}
 
     def _mark(
@@ -300,10 +301,10 @@ class VocabularyAgreement(ProgramBase):
     def _read(
         self, name: str, held: PartyWords, party: AgreementPartyState, model: Message
     ) -> tuple[AgreementPartyState, Message]:
-        """The agreed words from the sums of cells, and in how many documents of this party each is."""
-        step = AgreementStep.read(model["step"])
+        """Decode the agreed words from the sums of cells, and count them in the documents of this party."""
+        step = AgreementStep.from_array(model["step"])
         cells = self._cells(replace(step, number=step.number - 1), party.parties)
-        agreed = CellSums.heard(*cells, model, name).read(party.key, self.min_parties)
+        agreed = CellSums.from_message(*cells, model, name).read(party.key, self.min_parties)
         if agreed is None:
             return party, Message({"unread": np.array([1.0])})
         agreed.require_sound(name, party.left.words, FEW_RARE + MOST_RARE * self.false_pass)
@@ -328,22 +329,22 @@ class VocabularyAgreement(ProgramBase):
             server = replace(server, step=self._cells_step(server))
         elif after.size > MOST_COUNTERS:
             raise ParameterError(
-                f"About {tally.words:.2g} words of all parties would need tables of {after.size:.2g} counters, and "
-                f"{MOST_COUNTERS:.2g} are the most. Use a larger min_documents.",
+                f"About {tally.words:.2g} words of all parties would need tables of {after.size:.2g} counters; the "
+                f"maximum is {MOST_COUNTERS:.2g}. Use a larger min_documents.",
                 parameter="min_documents",
             )
-        told = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
-        return server, Message({**told, "step": server.step.written()})
+        reply = {"bitmap": tally.bitmap, **({"accord": aggregate["accord"]} if "accord" in aggregate.arrays else {})}
+        return server, Message({**reply, "step": server.step.to_array()})
 
     def _again(self, server: AgreementServerState) -> tuple[AgreementServerState, Message]:
         if server.readings + 1 >= MOST_READINGS:
             raise PartyError(
-                f"The agreed words could not be read from {MOST_READINGS} sums. Check that all parties have the same "
-                "version, and agree again with a fresh key."
+                f"The agreed words could not be decoded from {MOST_READINGS} sums. Check that all parties have the "
+                "same version, and agree again with a new key."
             )
         server = replace(server, n_passing=2 * server.n_passing, n_wide=2 * server.n_wide, readings=server.readings + 1)
         server = replace(server, step=self._cells_step(server))
-        return server, Message({"step": server.step.written()})
+        return server, Message({"step": server.step.to_array()})
 
     def _cells_step(self, server: AgreementServerState) -> AgreementStep:
         sizes = server.n_passing - server.n_wide, server.n_wide
@@ -356,20 +357,20 @@ class VocabularyAgreement(ProgramBase):
 
 
 def _accord(held: PartyWords, party: AgreementPartyState) -> float:
-    """A number of 32 bits that parties with the same key and the same options have in common."""
+    """A 32-bit number that is equal for parties with the same key and the same options."""
     return float(keyed_numbers(party.key, "accord", hash_names(party.key, [held.options.encode()]), 1)[0, 0])
 
 
 class LongWordsWarning(UserWarning):
-    """Words of a party took no part in an agreement, because they have too many bytes."""
+    """Words of a party were left out of an agreement because they have too many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The agreed vocabulary, at how many parties each word is (`holders`), and what it took.
+    """The agreed vocabulary, the number of parties with each word (`holders`), and the cost of the agreement.
 
-    `too_long`: of each party that is here, how many of its words in enough documents have more than `rule.longest`
-    bytes, and stayed at home. It comes from the parties' own states; no message has it.
+    `too_long`: for each local party, the number of its words in enough documents that have more than `rule.longest`
+    bytes and were not proposed. It comes from the parties' own states and is in no message.
     """
 
     vocabulary: Vocabulary
@@ -384,35 +385,35 @@ class Agreement:
 
     @property
     def exchanges(self) -> int:
-        """How many sums it took."""
+        """The number of sums."""
         return len(self.seconds)
 
-    def told(self) -> str:
-        """For people; no word is told."""
+    def summary(self) -> str:
+        """Return a text summary, without any word."""
         rule, n_parties = self.rule, len(self.bytes_up)
-        told = (
+        text = (
             f"{self.vocabulary.n_columns} words are in at least {rule.min_documents} document(s) at each of at least "
-            f"{rule.min_parties} of {n_parties} parties. A word at fewer parties leaves them with a probability of at "
-            f"most {self.false_pass:.1e} ({self.n_tables} tables of keyed hashes). Sent up: "
+            f"{rule.min_parties} of {n_parties} parties. A word at fewer parties is revealed with a probability of at "
+            f"most {self.false_pass:.1e} ({self.n_tables} tables of keyed hashes). Sent: "
             f"{sum(self.bytes_up.values()) / max(1, n_parties) / 1e6:.2f} MB per party in {self.exchanges} exchanges, "
-            f"{sum(self.seconds):.1f} s. {self.told_of_long_words()}"
+            f"{sum(self.seconds):.1f} s. {self.long_words_note()}"
         )
-        return told.rstrip()
+        return text.rstrip()
 
-    def told_of_long_words(self) -> str:
-        """Which parties kept words back because of their length, and how many different ones; empty where none did."""
+    def long_words_note(self) -> str:
+        """Return a note on words left out for their length, by party; empty if there are none."""
         left_out = [f"{count} at {name!r}" for name, count in self.too_long.items() if count]
         if not left_out:
             return ""
         more = f", and some at {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
         return (
-            f"Different words that stayed at home because they have more than {self.rule.longest} bytes: "
+            f"Words that were left out because they have more than {self.rule.longest} bytes: "
             f"{', '.join(left_out[:MOST_NAMED])}{more}."
         )
 
 
 def secure_sum_for_words(parties: int, roster: Roster | None = None) -> SecureSum:
-    """Masked sums of whole numbers that stay exact: n·bound < 2⁵³."""
+    """Return a SecureSum for whole numbers that stay exact: n·bound < 2⁵³."""
     return SecureSum(bound=2.0 ** (53 - parties.bit_length()), weight_bound=1.0, roster=roster)
 
 
@@ -425,11 +426,11 @@ def agree(
     seed: int | None = None,
     watch: Callable[[Round], object] = lambda done: None,
 ) -> Agreement:
-    """The words of the rule, by masked sums unless another reduction is given; the same at all parties.
+    """Agree on the words of a rule, by secure sums unless another reduction is given.
 
-    Pads follow from the parties' key and the public seed: with the same two, agree once only. DataError where no word
-    meets the rule. A party that has none of the agreed words takes part all the same; its documents are empty. `watch`
-    is called after each exchange. A LongWordsWarning tells where words were left out because of their length.
+    Pads follow from the parties' key and the public seed: with the same key and seed, agree only once. DataError if no
+    word meets the rule. A party without any of the agreed words still takes part; its documents are empty. `watch` is
+    called after each exchange. A LongWordsWarning names the parties whose words were left out for their length.
     """
     rule = rule or VocabularyAgreement()
     masks = secure_sum_for_words(len(shards)) if reduction is None else reduction
@@ -440,9 +441,9 @@ def agree(
         answered += done.bytes_down
         seconds.append(done.seconds)
         watch(done)
-        if AgreementStep.read(done.model["step"]).stage == DONE:
+        if AgreementStep.from_array(done.model["step"]).stage == DONE:
             return _concluded(rule, done, sent, answered, seconds)
-    raise PartyError(f"No agreement on words after {MOST_EXCHANGES} exchanges. Ask for a larger false_pass.")
+    raise PartyError(f"No agreement on words after {MOST_EXCHANGES} exchanges. Use a larger false_pass.")
 
 
 def _concluded(rule: VocabularyAgreement, done: Round, sent: Counter[str], answered: int, s: list[float]) -> Agreement:
@@ -453,16 +454,16 @@ def _concluded(rule: VocabularyAgreement, done: Round, sent: Counter[str], answe
     too_long = {name: one.n_too_long for name, one in parties.items()}
     agreement = Agreement(vocabulary, party.holders, rule, chance, tables, dict(sent), answered, tuple(s), too_long)
     if party.n_too_long:
-        warnings.warn(f"{agreement.told_of_long_words()} {LONGER}", LongWordsWarning, stacklevel=3)
+        warnings.warn(f"{agreement.long_words_note()} {LONGER}", LongWordsWarning, stacklevel=3)
     return agreement
 
 
 def agreed_vocabulary(party: AgreementPartyState, model: Message) -> Vocabulary:
-    """What a party makes of the last message."""
+    """Return the vocabulary of a party from the last message."""
     if not party.words:
-        long = f" {party.n_too_long} different words of a party were left out for their length. {LONGER}"
+        long = f" {party.n_too_long} words of a party were left out for their length. {LONGER}"
         raise DataError(
-            "No word meets the rule of the vocabulary. Ask for fewer documents or parties per word, or check that all "
-            f"parties have texts of one language.{long if party.n_too_long else ''}"
+            "No word meets the rule of the vocabulary. Lower min_documents or min_parties, or check that all parties "
+            f"have texts of one language.{long if party.n_too_long else ''}"
         )
     return Vocabulary(party.words, model["documents"], int(model["n_documents"][0]))

@@ -1,8 +1,8 @@
-"""Tables of buckets: at how many parties something falls into each, counted without telling what.
+"""Tables of buckets: count at how many parties each bucket has a word, without revealing the words.
 
-A word falls into one bucket of each table, by keyed hash. A party marks its words' buckets with 1, once however many of
-its words are there; sums over parties are counters from 0 to N, several of which travel in one whole number below 2⁵³.
-`PartyWords` is what a party brings to an agreement, `AgreedWords` what everybody who has the key reads at its end.
+A word falls into one bucket of each table, by keyed hash. A party marks the buckets of its words with 1, even if
+several of its words share one. Sums over parties are counters from 0 to N; several counters are packed into one whole
+number below 2⁵³. `PartyWords` are the words of a party before an agreement, `AgreedWords` the result for every key holder.
 """
 
 from __future__ import annotations
@@ -31,65 +31,66 @@ _kept: WeakValueDictionary[Any, AgreedWords] = WeakValueDictionary()
 LOAD = 2 / 3
 """Words per bucket."""
 FEWEST_LAST = 5
-"""Fewer tables only sort out; what they leave is looked at again."""
+"""Fewer tables only filter; the remaining words are checked again."""
 MOST_TO_SORT_OUT = 4
-"""Exchanges that are planned ahead."""
+"""Number of exchanges to plan ahead."""
 EXCHANGE = 40_000
-"""Numbers that take a party about as long to send under masks as the keys and shares of one more masked sum."""
+"""Cost of one more secure sum (keys and shares), in masked numbers sent by a party."""
 
 
 @state("words.agreed")
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class AgreedWords:
-    """Words in the order of a keyed hash, which tells the server nothing of them, and at how many parties each is.
+    """Words in the order of a keyed hash, which reveals nothing to the server, and the number of parties with each.
 
-    `columns` says which word is which column; `told` are all words that were in the sum, with those that passed by
-    chance and are dropped.
+    `columns` maps words to columns; `in_sum` are all words in the sum, including those that passed by chance and are
+    dropped.
     """
 
     words: tuple[str, ...] = field(repr=False)
     holders: Any = field(repr=False)
     columns: Mapping[str, int] = field(repr=False)
-    told: frozenset[bytes] = field(repr=False)
+    in_sum: frozenset[bytes] = field(repr=False)
 
     def require_sound(self, party: str, proposed: Iterable[bytes], most_rare: float) -> None:
-        """Refuse sums that lack what this party has added, or have more rare words than come by chance."""
-        if not self.told.issuperset(proposed):
-            raise PartyError(f"Party {party!r}: words that it proposed and that passed are not among those told back.")
-        n_rare = len(self.told) - len(self.words)
+        """Refuse sums that lack words of this party, or have more rare words than chance explains."""
+        if not self.in_sum.issuperset(proposed):
+            raise PartyError(
+                f"Party {party!r}: words that it proposed and that passed are missing from the sum. Agree again."
+            )
+        n_rare = len(self.in_sum) - len(self.words)
         if n_rare > most_rare:
             raise PartyError(
-                f"Party {party!r}: {n_rare} words have passed that are at too few parties, which chance does not do: "
-                "the server did not go by its counts. The other parties have seen these words. Agree with another "
-                "server, and a fresh key."
+                f"Party {party!r}: {n_rare} words at too few parties have passed, which is too unlikely to be chance: "
+                "the server ignored its counts. The other parties have seen these words. Use another server and a new "
+                "key."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class CellSums:
-    """The two sums of cells that all parties are sent, and how they were made."""
+    """The two sums of cells that are sent to all parties, with their layouts."""
 
     narrow: Cells
     wide: Cells
     sums: tuple[Any, Any] = field(repr=False)
 
     @classmethod
-    def heard(cls, narrow: Cells, wide: Cells, model: Message, party: str) -> CellSums:
-        """From what a server has sent to a party."""
+    def from_message(cls, narrow: Cells, wide: Cells, model: Message, party: str) -> CellSums:
+        """Read the sums from a message of the server to a party."""
         try:
             sums = model["narrow"], model["wide"]
             shapes = tuple(tuple(int(size) for size in total.shape) for total in sums)
         except (KeyError, AttributeError):
             shapes = ()
         if shapes != (narrow.shape, wide.shape):
-            raise PartyError(f"Party {party!r}: the server's sums of words are not those of this step. Agree again.")
+            raise PartyError(f"Party {party!r}: the server's sums of words do not match this step. Agree again.")
         return cls(narrow, wide, sums)
 
     def read(self, key: bytes, min_parties: int) -> AgreedWords | None:
-        """The words at ≥ `min_parties` parties; None if a sum cannot be read to its end.
+        """Decode the words at ≥ `min_parties` parties; None if a sum cannot be decoded completely.
 
-        Parties in one process are sent the same sums and have the same key: what one of them has read, and still
-        keeps, is not read again.
+        Parties in one process have the same sums and the same key, so a result that one of them still holds is reused.
         """
         mark = (key, min_parties, self.narrow, self.wide, *(hashlib.blake2b(total).digest() for total in self._arrays))
         known = _kept.get(mark)
@@ -121,9 +122,9 @@ class CellSums:
 
 @dataclass(frozen=True, slots=True)
 class PartyWords:
-    """Words with the number of own documents that have them; private, and so is the key that the parties share.
+    """The words of a party with their document counts, and the shared key of the parties; private.
 
-    `options` are those of the words, which all parties have to have in common.
+    `options` are the word options, which must be equal at all parties.
     """
 
     words: tuple[str, ...] = field(repr=False)
@@ -134,26 +135,26 @@ class PartyWords:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """As many rows as documents, and no columns yet."""
+        """The number of documents, and no columns yet."""
         return self.n_documents, 0
 
     @property
     def dtype(self) -> Any:
-        """Counts are whole; a layout asks for some type."""
+        """The type for the layout; counts are whole numbers."""
         return np.dtype(np.float64)
 
     @classmethod
     def of(cls, documents: Iterable[Any], words: Words, key: bytes) -> PartyWords:
-        """The words of documents, which may all be empty."""
+        """Count the words of documents, which may all be empty."""
         counted, n_documents = document_frequencies(as_documents(documents), words)
         listed = tuple(sorted(counted))
         frequencies = np.array([counted[word] for word in listed], dtype=np.int64)
         return cls(listed, frequencies, n_documents, require_key(key), words.to_json())
 
     def candidates(self, min_documents: int, longest: int) -> tuple[tuple[bytes, ...], int]:
-        """The words that may be proposed, as bytes: in enough documents, and of at most `longest` bytes of UTF-8.
+        """Return the words to propose, as bytes: in enough documents, and at most `longest` bytes of UTF-8.
 
-        Also how many of those in enough documents are longer.
+        Also return the number of longer words in enough documents.
         """
         chosen = compress(self.words, (np.asarray(self.documents) >= min_documents).tolist())
         texts = [word.encode("utf-8", "surrogatepass") for word in chosen]
@@ -161,7 +162,7 @@ class PartyWords:
         return tuple([text for text in short if b"\0" not in text]), len(texts) - len(short)
 
     def frequencies_in(self, columns: Mapping[str, int]) -> Any:
-        """In how many of its documents the word of each column occurs."""
+        """Document counts of the words of all columns at this party."""
         found = np.zeros(len(columns), dtype=np.int64)
         at = np.fromiter(map(columns.get, self.words, repeat(-1)), np.int64, len(self.words))
         found[at[at >= 0]] = np.asarray(self.documents)[at >= 0]
@@ -171,7 +172,7 @@ class PartyWords:
 def word_shards(
     documents: Mapping[str, Iterable[Any]], words: Words, key: bytes, secrets: Mapping[str, int] | None = None
 ) -> list[Shard]:
-    """Parties by name, where all of them are in one process; elsewhere each makes its own."""
+    """Create the shards of all parties for a run in one process."""
     return [
         Shard(name, cast(Matrix, PartyWords.of(texts, words, key)), fresh_seed() if secrets is None else secrets[name])
         for name, texts in documents.items()
@@ -179,12 +180,12 @@ def word_shards(
 
 
 def party_words(shard: Shard) -> PartyWords:
-    """A party's words."""
+    """Return the words in a shard."""
     held: Any = shard.matrix
     if not isinstance(held, PartyWords):
         raise CompositionError(
-            f"An agreement on words is between parties that hold words, and {shard.name!r} holds "
-            f"{type(held).__name__}. Make its shard with word_shards."
+            f"An agreement on words needs shards with words, but {shard.name!r} has {type(held).__name__}. Create the "
+            "shard with word_shards."
         )
     return held
 
@@ -194,8 +195,8 @@ def party_words(shard: Shard) -> PartyWords:
 class BucketTables:
     """`tables` independent tables of `buckets` each, in exchange `number` of `parties` parties.
 
-    With the last tables, which are five or more, goes another one for wide words alone (see `cells`), to know how many
-    of them there are.
+    The last tables, five or more, come with an extra one for wide words only (see `encoding`), to estimate their
+    number.
     """
 
     number: int
@@ -215,12 +216,12 @@ class BucketTables:
 
     @property
     def base(self) -> int:
-        """Counters are digits from 0 to N of a number."""
+        """Base of the packed numbers, whose digits are counters from 0 to N."""
         return self.parties + 1
 
     @property
     def counters_per_number(self) -> int:
-        """How many counters travel in one number: as many digits as 52 bits have room for."""
+        """Counters per packed number: the digits that fit in 52 bits."""
         digits = 1
         while self.base ** (digits + 1) <= 1 << EXACT_BITS:
             digits += 1
@@ -228,16 +229,16 @@ class BucketTables:
 
     @property
     def numbers(self) -> int:
-        """How many numbers a party sends."""
+        """Number of packed numbers that a party sends."""
         return -(-self.size // self.counters_per_number)
 
     def places(self, key: bytes, names: Any) -> Any:
-        """The bucket of each name in each table, as an array (n × count) of positions among all counters."""
+        """Return the bucket of each name in each table, as an array (n × count) of counter positions."""
         chosen = scale_below(keyed_numbers(key, f"tables {self.number}", names, self.count), self.buckets)
         return (chosen + np.arange(self.count) * self.buckets).astype(np.int32)
 
     def marked(self, places: Any, is_wide: Any) -> Any:
-        """What a party adds: a 1 in every bucket that a word of its falls into, packed."""
+        """Return the upload of a party: a 1 in every bucket with one of its words, packed."""
         marks = np.zeros((self.counters_per_number, self.numbers), dtype=bool)
         marks.reshape(-1)[places[:, : self.tables].reshape(-1)] = True
         marks.reshape(-1)[places[is_wide, self.tables :]] = True
@@ -247,7 +248,7 @@ class BucketTables:
         return packed
 
     def counters(self, total: Any) -> Any:
-        """Sums by table and bucket (count × buckets), from the sum of what was added."""
+        """Unpack the sum of all uploads into counters (count × buckets)."""
         unpacked = np.empty((self.counters_per_number, self.numbers), dtype=np.int64)
         left = np.asarray(total, dtype=np.int64)
         for digits in unpacked:
@@ -255,7 +256,7 @@ class BucketTables:
         return unpacked.reshape(-1)[: self.size].reshape(self.count, self.buckets)
 
     def survivors(self, bitmap: Any, places: Any, is_wide: Any) -> Any:
-        """Which words fall into buckets that passed, in every table."""
+        """Mark the words whose buckets passed in every table."""
         passed = np.unpackbits(bitmap, count=self.size).astype(bool)
         found = passed[places]
         return found[:, : self.tables].all(axis=1) & (found.all(axis=1) | ~is_wide)
@@ -263,11 +264,11 @@ class BucketTables:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the server reads from the counters of an exchange.
+    """Statistics that the server computes from the counters of an exchange.
 
-    `chance`: of a word that falls anywhere, to meet another one in every table: the share of buckets in use, multiplied
-    over the tables. `words` and `passing` estimate how many different words took part and how many of them pass, from
-    above; `wide` those that are wide, known from the last tables alone.
+    `chance`: the probability that a random word meets another one in every table: the share of buckets in use,
+    multiplied over the tables. `words` and `passing` are upper estimates of the number of different words and of those
+    that pass; `wide` estimates wide words and is known only from the last tables.
     """
 
     chance: float
@@ -278,7 +279,7 @@ class Tally:
 
     @classmethod
     def of(cls, tables: BucketTables, total: Any, min_parties: int) -> Tally:
-        """From the sum over parties."""
+        """Compute the statistics of a sum over parties."""
         counters = tables.counters(total)
         used = (counters > 0).mean(axis=1)
         passed = counters >= min_parties
@@ -294,11 +295,11 @@ class Tally:
 
 
 def next_tables(before: BucketTables, tally: Tally, chance: float, wanted: float) -> BucketTables:
-    """Tables for the words that are left, until a chance of `chance` is below `wanted`.
+    """Plan tables for the remaining words, until `chance` falls below `wanted`.
 
-    With two thirds of a word per bucket, about half of the buckets are in use and each table halves the chance: near to
-    the fewest counters in all. Where most words that took part will not pass, a few tables drop most of these first,
-    if that saves more than the exchange costs. Tables so full that they could not tell are taken to drop nearly all.
+    With two thirds of a word per bucket, about half of the buckets are in use and each table halves the chance, which
+    nearly minimizes the number of counters. If most words will not pass, a few tables remove most of them first, if
+    that saves more than an exchange costs. Overfull tables are assumed to remove nearly all.
     """
     load = tally.words / before.buckets
     left = min(tally.words, tally.passing * (1.5 + load))
@@ -307,7 +308,7 @@ def next_tables(before: BucketTables, tally: Tally, chance: float, wanted: float
     numbers_per_word = 1 / (LOAD * before.counters_per_number)
 
     def cheapest(left: float, last: int, exchanges: int) -> tuple[float, int]:
-        """How many numbers it takes from here on, and how many tables come next."""
+        """Return the remaining cost in numbers, and the number of tables in the next exchange."""
         ways = [((max(last, FEWEST_LAST) + 1) * left * numbers_per_word, max(last, FEWEST_LAST))]
         for first in range(1, FEWEST_LAST) if exchanges else ():
             rest, _ = cheapest(passing + (left - passing) / 2**first, last - first, exchanges - 1)
@@ -319,5 +320,5 @@ def next_tables(before: BucketTables, tally: Tally, chance: float, wanted: float
 
 
 def _distinct(share: float, buckets: int) -> float:
-    """How many different words fill such a share of the buckets: −B log(1 − share)."""
+    """Estimate the number of different words from the share of buckets in use: −B log(1 − share)."""
     return -buckets * math.log(max(1.0 - share, 0.5 / buckets))
