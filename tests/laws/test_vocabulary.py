@@ -482,7 +482,9 @@ def test_rules_out_of_range():
     with pytest.raises(ParameterError, match="bytes"):
         PartyWords.of(["a"], ALL, b"short")
     with pytest.raises(CompositionError, match="word_shards"):
-        VocabularyAgreement().local(Shard("a", np.ones((2, 0))), None, Message({"step": AgreementStep(0, 0).to_array()}))
+        VocabularyAgreement().local(
+            Shard("a", np.ones((2, 0))), None, Message({"step": AgreementStep(0, 0).to_array()})
+        )
 
 
 def test_tables_beyond_measure_are_refused(monkeypatch):
