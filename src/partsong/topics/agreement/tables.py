@@ -2,7 +2,7 @@
 
 A word falls into one bucket of each table, by keyed hash. A party marks the buckets of its words with 1, even if
 several of its words share one. Sums over parties are counters from 0 to N; several counters are packed into one whole
-number below 2⁵³. `PartyWords` are the words of a party before an agreement, `AgreedWords` the result for every key holder.
+number below 2⁵³. `PartyWords` are the words of a party, `AgreedWords` the result of an agreement for every key holder.
 """
 
 from __future__ import annotations
