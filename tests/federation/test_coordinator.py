@@ -34,7 +34,7 @@ from partsong.federation.server.state import ReleaseCounters
 from partsong.federation.site.state import WorkState
 from partsong.federation.transports.base import InProcess, NoReply, ask_all
 from partsong.federation.wire import Kind, Reply, Request, load_state
-from partsong.secure_aggregation.protocol import roster_of
+from partsong.secure_aggregation.protocol import build_roster
 from tests.federation.helpers import NAMES, Federation, Killed, assert_same, model_of, shards_of
 
 METHODS = [
@@ -315,7 +315,7 @@ def test_a_site_that_spoils_a_sum_can_be_left_out_by_plan(tmp_path, index, phase
 
 def test_with_a_pinned_roster_the_bits_are_the_same(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2, secure_aggregation=True))
-    roster = roster_of(shards_of(federation.names))
+    roster = build_roster(shards_of(federation.names))
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
     rounds = list(
         run_experiment(federation.experiment, federation.transport(), tmp_path / "server", "run-1", roster=roster)

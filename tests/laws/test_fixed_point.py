@@ -13,7 +13,12 @@ from numpy.testing import assert_array_equal
 from partsong.core.interfaces import Message
 from partsong.errors import DivergenceError, ParameterError, UploadError
 from partsong.secure_aggregation.fixed_point import Encoding, Grid
-from partsong.secure_aggregation.messages import are_alike, contents_of, told, understood
+from partsong.secure_aggregation.messages import (
+    contents_from_json,
+    contents_to_json,
+    describe_contents,
+    have_same_shapes,
+)
 
 
 def encoding(parties, bound=1e9, weight=1e9):
@@ -21,9 +26,9 @@ def encoding(parties, bound=1e9, weight=1e9):
 
 
 def summed(messages, code):
-    vectors = [code.encoded(f"p{i}", message) for i, message in enumerate(messages)]
+    vectors = [code.encode(f"p{i}", message) for i, message in enumerate(messages)]
     total = np.sum(vectors, axis=0, dtype=np.uint64)
-    return code.decoded(total, [contents_of(message) for message in messages])
+    return code.decode(total, [describe_contents(message) for message in messages])
 
 
 def exactly(values):
@@ -36,9 +41,9 @@ def test_a_sum_is_off_by_no_more_than_the_printed_error_and_the_rounding_of_its_
     parties = data.draw(st.integers(1, 100))
     values = data.draw(st.lists(st.floats(-bound, bound), min_size=parties, max_size=parties))
     grid = Grid(bound, parties)
-    total = np.sum([grid.encoded(np.array([value])) for value in values], axis=0, dtype=np.uint64)
+    total = np.sum([grid.encode(np.array([value])) for value in values], axis=0, dtype=np.uint64)
     exact = exactly(values)
-    off = abs(Fraction(float(grid.decoded(total)[0])) - exact)
+    off = abs(Fraction(float(grid.decode(total)[0])) - exact)
     assert off <= Fraction(grid.error) + (abs(exact) + Fraction(grid.error)) * Fraction(2) ** -53
 
 
@@ -59,8 +64,8 @@ def test_whole_numbers_from_0_to_1e9_and_weights_are_exact(parties):
 @pytest.mark.parametrize("parties", [1, 3, 1000])
 def test_sums_at_the_bound_never_wrap(parties, bound, sign):
     grid = Grid(bound, parties)
-    total = grid.encoded(np.array([sign * bound])) * np.uint64(parties)
-    assert float(grid.decoded(total)[0]) == pytest.approx(sign * parties * bound, rel=1e-12)
+    total = grid.encode(np.array([sign * bound])) * np.uint64(parties)
+    assert float(grid.decode(total)[0]) == pytest.approx(sign * parties * bound, rel=1e-12)
     assert parties * bound * 2.0**grid.exponent > 2.0**60, "no bit is given away"
 
 
@@ -72,23 +77,23 @@ def test_what_is_beyond_the_bound_is_refused_and_not_clipped(where, sign):
     def message(value):
         return Message({"H": np.array([0.0, value])}) if where == "array" else Message({"H": np.zeros(2)}, value)
 
-    code.encoded("clinic", message(sign * 10.0))
+    code.encode("clinic", message(sign * 10.0))
     with pytest.raises(UploadError, match=r"'clinic'.*bound, ±10.*nothing is clipped"):
-        code.encoded("clinic", message(beyond))
+        code.encode("clinic", message(beyond))
     with pytest.raises(UploadError) as caught:
-        code.encoded("clinic", message(sign * 1234567.0))
+        code.encode("clinic", message(sign * 1234567.0))
     assert "1234567" not in str(caught.value), "values stay at the party"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_refused(bad):
     with pytest.raises(DivergenceError, match=r"'clinic'.*'H'"):
-        encoding(3).encoded("clinic", Message({"H": np.array([[1.0, bad]])}))
+        encoding(3).encode("clinic", Message({"H": np.array([[1.0, bad]])}))
     with pytest.raises(DivergenceError, match=r"'clinic'.*weight"):
-        encoding(3).encoded("clinic", Message({"H": np.ones(1)}, bad))
+        encoding(3).encode("clinic", Message({"H": np.ones(1)}, bad))
     for array in (np.array([1j]), np.array(["a"]), np.array([None])):
         with pytest.raises(UploadError, match="'H'"):
-            encoding(3).encoded("clinic", Message({"H": array}))
+            encoding(3).encode("clinic", Message({"H": array}))
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
@@ -128,7 +133,7 @@ def test_integers_in_larger_steps_are_off_by_no_more_than_the_printed_error(boun
 
 
 def steps(grid, array):
-    return grid.encoded(array).view(np.int64).tolist()
+    return grid.encode(array).view(np.int64).tolist()
 
 
 def test_integers_of_tensors_and_of_any_byte_order_are_the_same_numbers():
@@ -153,15 +158,15 @@ def test_a_sum_of_tensors_is_a_tensor():
 
 def test_contents_can_be_told_and_compared():
     message = Message({"H": np.ones((2, 3), np.float32), "counts": np.ones(2)})
-    contents = contents_of(message)
-    assert understood(told(contents)) == contents
-    assert are_alike(contents, contents_of(Message({"H": np.ones((2, 3)), "counts": np.ones(2)})))
-    assert not are_alike(contents, contents_of(Message({"H": np.ones((3, 2)), "counts": np.ones(2)})))
+    contents = describe_contents(message)
+    assert contents_from_json(contents_to_json(contents)) == contents
+    assert have_same_shapes(contents, describe_contents(Message({"H": np.ones((2, 3)), "counts": np.ones(2)})))
+    assert not have_same_shapes(contents, describe_contents(Message({"H": np.ones((3, 2)), "counts": np.ones(2)})))
     bad = [b"", b"3", b"{}x", b'[["H", [-1], "float64", "numpy"]]', b'[["H", [1], "object", "numpy"]]', b"[[1]]"]
     bad += [b"[" * 100_000, b'[["H", [Infinity], "float64", "numpy"]]', b'[["H", [1], "float64", "torch nowhere"]]']
     for text in bad:
         with pytest.raises(ValueError):  # noqa: PT011
-            understood(text)
+            contents_from_json(text)
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, np.nan, np.inf, "1", None])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partsong.errors import ParameterError
 from partsong.privacy.randomness import system_source
-from partsong.secure_aggregation.crypto import PRIME, below, combine, split, weights_at_zero
+from partsong.secure_aggregation.crypto import PRIME, combine, random_below, split, weights_at_zero
 
 
 @dataclass
@@ -85,7 +85,7 @@ def test_numbers_below_a_limit_are_equally_likely(limit):
     for byte in range(256):
         source = Scripted([bytes([byte]), b""])
         try:
-            kept[below(limit, source)] += 1
+            kept[random_below(limit, source)] += 1
         except AssertionError:
             continue  # thrown away, and drawn again
     assert set(kept) == set(range(limit))

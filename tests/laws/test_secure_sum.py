@@ -38,20 +38,27 @@ from partsong.methods.secure_sketched import SketchedSums
 from partsong.methods.two_stage import exact_after
 from partsong.privacy.randomness import InsecureSource, system_source
 from partsong.secure_aggregation import client, crypto, secret_sharing
-from partsong.secure_aggregation import messages as admission
-from partsong.secure_aggregation.crypto import agreed, combine, pair_stream, public_key, seed_stream, weights_at_zero
+from partsong.secure_aggregation import messages as secure_messages
+from partsong.secure_aggregation.crypto import (
+    combine,
+    pair_stream,
+    public_key,
+    seed_stream,
+    shared_secrets,
+    weights_at_zero,
+)
 from partsong.secure_aggregation.messages import (
     KEYS,
     PHASES,
     SHARES,
     UNMASKING,
     UPLOAD,
-    enclosed,
-    masks_of,
+    mask_transcript,
     names_as_array,
+    sign_message,
 )
-from partsong.secure_aggregation.protocol import SecureSum, roster_of
-from partsong.secure_aggregation.secret_sharing import Secrets, dealt, dealt_bytes, split_for
+from partsong.secure_aggregation.protocol import SecureSum, build_roster
+from partsong.secure_aggregation.secret_sharing import Secrets, build_shares_body, shares_body_size, split_among
 from partsong.sketch.kinds import Gaussian
 from tests.laws.test_programs import PROGRAMS, data, shards_of
 from tests.laws.test_programs import run as run_openly
@@ -64,14 +71,14 @@ SHAPE = (3, 5)
 class Played:
     """A sum as it went: what was sent and answered, and what is left in whose hands."""
 
-    members: dict[str, Any]
+    identities: dict[str, Any]
     context: ReductionContext
-    seats: dict[str, Any] = field(default_factory=dict)
+    states: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, Any] = field(default_factory=dict)
     secrets: dict[str, Secrets] = field(default_factory=dict)
     dealers: dict[str, Any] = field(default_factory=dict)
     traffic: list[tuple[int, str, Message]] = field(default_factory=list)
-    desk: Any = None
+    server: Any = None
     total: Message | None = None
     names: tuple[str, ...] = ()
 
@@ -101,33 +108,38 @@ class Play:
     def __call__(self, uploads, before=None, index=0, played=None):
         shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in uploads]
         layout = Layout.of(shards, 0)
-        members = (
-            before.members if before else {s.name: self.reduction.setup_party(s.name, s.secret, layout) for s in shards}
+        identities = (
+            before.identities
+            if before
+            else {s.name: self.reduction.setup_party(s.name, s.secret, layout) for s in shards}
         )
         done = played if played is not None else Played({}, None)
         names = self.asked or layout.parties
-        done.members, done.context = dict(members), ReductionContext(index, names, layout, Message({"H": np.ones(2)}))
+        done.identities, done.context = (
+            dict(identities),
+            ReductionContext(index, names, layout, Message({"H": np.ones(2)})),
+        )
         for name in names:
-            done.seats[name] = self.reduction.start(members[name], uploads[name], self.aggregation, done.context)
-            done.drafts[name] = done.seats[name].draft
-        done.desk, heard = before.desk if before else None, Message({})
-        for phase in range(self.reduction.first_phase(done.desk, done.context), self.until):
+            done.states[name] = self.reduction.start(identities[name], uploads[name], self.aggregation, done.context)
+            done.drafts[name] = done.states[name].draft
+        done.server, reply = before.server if before else None, Message({})
+        for phase in range(self.reduction.first_phase(done.server, done.context), self.until):
             inbox = {}
             for name in (n for n in names if phase < self.silent.get(n, len(PHASES))):
-                told = self.lie(phase, name, heard) if self.lie else heard
-                place = members[name].place
-                known = place.own if place and phase == UPLOAD and done.seats[name].dealer is None else {}
-                done.seats[name], inbox[name] = self.reduction.client_step(phase, done.seats[name], told)
+                received = self.lie(phase, name, reply) if self.lie else reply
+                place = identities[name].setup
+                known = place.own if place and phase == UPLOAD and done.states[name].setup_draft is None else {}
+                done.states[name], inbox[name] = self.reduction.client_step(phase, done.states[name], received)
                 done.traffic.append((phase, name, inbox[name]))
                 if phase == KEYS:
-                    done.dealers[name] = done.seats[name].dealer
+                    done.dealers[name] = done.states[name].setup_draft
                     done.secrets[name] = done.dealers[name].secrets[0]
                 done.secrets |= {name: known[index]} if known else {}
             inbox = self.change(phase, inbox) if self.change else inbox
-            done.desk, heard = self.reduction.server_step(phase, inbox, done.desk, done.context)
+            done.server, reply = self.reduction.server_step(phase, inbox, done.server, done.context)
         if self.until == len(PHASES):
-            done.members |= {name: self.reduction.finish_party(seat) for name, seat in done.seats.items()}
-            done.desk, done.total, done.names = self.reduction.result(done.desk, self.aggregation, done.context)
+            done.identities |= {name: self.reduction.finish_party(state) for name, state in done.states.items()}
+            done.server, done.total, done.names = self.reduction.result(done.server, self.aggregation, done.context)
         return done
 
 
@@ -164,7 +176,7 @@ def test_sums_of_values_from_0_to_1e9_are_within_the_printed_error(parties):
     require_sum(done.total, list(uploads.values()), SecureSum())
     assert done.names == tuple(uploads)
     error = SecureSum().error("H", parties)
-    assert f"off by at most {error:.2g}" in SecureSum().told(["H"], parties)
+    assert f"off by at most {error:.2g}" in SecureSum().summary(["H"], parties)
 
 
 @settings(max_examples=25, deadline=None)
@@ -508,7 +520,7 @@ def test_what_is_sent_holds_no_plain_number():
         plain = [uploads[name]["H"].tobytes()[:8], np.float64(uploads[name].weight).tobytes()]
         plain += [draft.vector[-1:].tobytes(), draft.vector[:1].tobytes()]
         plain += [text for one in done.dealers[name].secrets for text in (one.seed, one.key)]
-        plain += [done.dealers[name].share_key.private, done.members[name].signing]
+        plain += [done.dealers[name].share_key.private, done.identities[name].signing]
         assert not any(text in recorded for text in plain)
     assert {message.weight for _, _, message in done.traffic} == {0.0}, "no plain weight"
     assert {name for _, _, message in done.traffic for name in message.arrays} == {"about", "body", "signature"}
@@ -518,22 +530,22 @@ def test_secrets_are_not_shown_and_not_kept_longer_than_for_their_sum():
     first = Play(SecureSum(batch=2))(uploads_of(4))
     second = Play(SecureSum(batch=2))(uploads_of(4), before=first, index=1)
     for done, kept in ((first, {1}), (second, set())):
-        for name, seat in done.seats.items():
-            shown = repr(done.drafts[name]) + repr(seat) + repr(done.members[name])
-            for secret in (done.secrets[name].seed, done.secrets[name].key, done.members[name].signing):
+        for name, state in done.states.items():
+            shown = repr(done.drafts[name]) + repr(state) + repr(done.identities[name])
+            for secret in (done.secrets[name].seed, done.secrets[name].key, done.identities[name].signing):
                 assert repr(secret) not in shown
-            for member in (seat.member, done.members[name]):
-                assert (set(member.place.own) if member.place else set()) == kept
-                assert (set(member.place.held) if member.place else set()) == kept
-            assert seat.dealer is None
-            assert len(seat.draft.vector) == 0
+            for identity in (state.identity, done.identities[name]):
+                assert (set(identity.setup.own) if identity.setup else set()) == kept
+                assert (set(identity.setup.held) if identity.setup else set()) == kept
+            assert state.setup_draft is None
+            assert len(state.draft.vector) == 0
 
 
 def test_keys_and_masks_are_fresh_in_every_sum():
     first = Play()(uploads_of(4))
     second = Play()(uploads_of(4), before=first, index=1)
     assert second.phases == [UPLOAD, UNMASKING]
-    for name in first.seats:
+    for name in first.states:
         one, other = first.secrets[name], second.secrets[name]
         assert one.key != other.key
         assert one.seed != other.seed
@@ -583,10 +595,10 @@ class Liar:
         return getattr(self.inner, name)
 
     def start(self, standing, upload, aggregation, context):
-        seat = self.inner.start(standing, upload, aggregation, context)
+        state = self.inner.start(standing, upload, aggregation, context)
         if standing.party != "p001":
-            return seat
-        return replace(seat, draft=replace(seat.draft, vector=self.lie(seat.draft.vector.copy())))
+            return state
+        return replace(state, draft=replace(state.draft, vector=self.lie(state.draft.vector.copy())))
 
 
 def garbage(vector):
@@ -615,7 +627,7 @@ def test_a_lie_within_the_reach_of_all_parties_is_not_noticed():
     """docs/reference/security.md: a liar adds more than its own bound, and the sum stays below n times that."""
 
     def more_than_its_bound(vector):
-        vector[0] = np.uint64(2 * SecureSum().encoding(3).grid_of("H").reach(1))
+        vector[0] = np.uint64(2 * SecureSum().encoding(3).grid_of("H").max_sum(1))
         return vector
 
     assert Play(Liar(more_than_its_bound))(uploads_of(3, high=1.0)).total["H"][0, 0] > 1.9e9
@@ -676,10 +688,10 @@ NO_SENSE = [b"", b"5", b"null", b'"p000"', b'{"p000": 1}', b"[[1]]", b"[" * 100_
 def test_what_another_one_would_say_is_an_error_of_ours(phase, text):
     """Whatever bytes a party is sent, or the server is: a typed error that names who and where, and no other one."""
 
-    def lie(at, name, heard):
-        if at != phase or not heard.arrays:
-            return heard
-        return Message(dict.fromkeys(heard.arrays, np.frombuffer(text, np.uint8)), heard.weight)
+    def lie(at, name, reply):
+        if at != phase or not reply.arrays:
+            return reply
+        return Message(dict.fromkeys(reply.arrays, np.frombuffer(text, np.uint8)), reply.weight)
 
     def change(at, inbox):
         if at != phase:
@@ -695,10 +707,12 @@ def test_what_another_one_would_say_is_an_error_of_ours(phase, text):
 
 def signed_by(party, played, phase, body, about=b""):
     """What a party would have sent, had it said something else."""
-    seat = played.seats[party]
-    scene = seat.draft.terms.scene(phase, seat.dealer.admitted.transcript if phase == SHARES else b"")
-    scene = seat.gathering.scene(phase) if seat.asked else scene
-    return enclosed(scene, party, seat.member.signing, body, about)
+    state = played.states[party]
+    message_context = state.draft.params.message_context(
+        phase, state.setup_draft.admitted.transcript if phase == SHARES else b""
+    )
+    message_context = state.sum_context.message_context(phase) if state.participants else message_context
+    return sign_message(message_context, party, state.identity.signing, body, about)
 
 
 @pytest.mark.parametrize("contents", [b"[" * 100_000, b'[["H", [Infinity], "float64", "numpy"]]', b"5", b"[[1]]"])
@@ -762,7 +776,7 @@ def test_keys_of_an_earlier_run_put_nobody_into_a_sum():
 def test_a_party_takes_part_in_a_round_once():
     first = Play()(uploads_of(4), index=3)
     for index in (3, 2):
-        with pytest.raises(PartyError, match=rf"'p000'.*round {index}, after that of 3"):
+        with pytest.raises(PartyError, match=rf"'p000'.*round {index} after that of round 3"):
             Play()(uploads_of(4), before=first, index=index)
 
 
@@ -770,12 +784,12 @@ def test_a_party_takes_part_in_a_round_once():
 def test_parties_notice_a_server_that_changes_what_it_passes_on(phase):
     """Keys before shares are dealt, shares before the upload."""
 
-    def lie(at, name, heard):
+    def lie(at, name, reply):
         if at != phase:
-            return heard
-        body = heard["p002"].copy()
+            return reply
+        body = reply["p002"].copy()
         body[40] ^= 1
-        return Message({**heard.arrays, "p002": body}, heard.weight)
+        return Message({**reply.arrays, "p002": body}, reply.weight)
 
     played = Played({}, None)
     with pytest.raises(PartyError, match=rf"'p002', phase {phase - 1} \({PHASES[phase - 1]}\)"):
@@ -789,8 +803,8 @@ def test_the_server_cannot_put_itself_between_two_parties():
     forged = false.sent(KEYS)["p002"]
     blob = np.concatenate([forged["body"], forged["signature"]])
 
-    def lie(at, name, heard):
-        return Message({**heard.arrays, "p002": blob}, heard.weight) if at == SHARES and name == victim else heard
+    def lie(at, name, reply):
+        return Message({**reply.arrays, "p002": blob}, reply.weight) if at == SHARES and name == victim else reply
 
     victim = "p002"
     with pytest.raises(PartyError, match=r"'p002', phase 1 .*other keys as those of this party"):
@@ -800,23 +814,25 @@ def test_the_server_cannot_put_itself_between_two_parties():
         Play(lie=lie)(uploads_of(5))
 
 
-def other_list(heard, *without):
+def other_list(reply, *without):
     survivors = [name for name in names_of(5) if name not in without]
-    return Message({"survivors": names_as_array(survivors)}, heard.weight)
+    return Message({"survivors": names_as_array(survivors)}, reply.weight)
 
 
-def listed_by(seat, survivors):
+def listed_by(state, survivors):
     """The list that an answer of this party would be for, as it sees the sum."""
-    masks = masks_of(seat.gathering, seat.draft.about.common)
-    return secret_sharing.Listed(seat.gathering, tuple(survivors), admission.list_of(masks, survivors))
+    masks = mask_transcript(state.sum_context, state.draft.header.common)
+    return secret_sharing.SurvivorList(
+        state.sum_context, tuple(survivors), secure_messages.survivors_transcript(masks, survivors)
+    )
 
 
 def answers_to(played, lists):
     """What parties say to lists of survivors, each to the one that it is shown: list and answer by name."""
     said = {}
     for name, survivors in lists.items():
-        heard = Message({"survivors": names_as_array(survivors)}, 0.0)
-        _, message = SecureSum().client_step(UNMASKING, played.seats[name], heard)
+        reply = Message({"survivors": names_as_array(survivors)}, 0.0)
+        _, message = SecureSum().client_step(UNMASKING, played.states[name], reply)
         said[name] = (tuple(survivors), message["body"].tobytes())
     return said
 
@@ -824,19 +840,22 @@ def answers_to(played, lists):
 def read_by_a_liar(played, said, accomplices=()):
     """Whose shares a server can read that keeps to nothing, with all that some parties know; and of which list."""
     found = {}
-    read = {n: secret_sharing._read(n, body, listed_by(played.seats[n], names)) for n, (names, body) in said.items()}
+    read = {n: secret_sharing._read(n, body, listed_by(played.states[n], names)) for n, (names, body) in said.items()}
     for name, (survivors, _) in said.items():
-        listed, numbers = listed_by(played.seats[name], survivors), played.seats[name].gathering.circle.admitted.numbers
+        listed, numbers = (
+            listed_by(played.states[name], survivors),
+            played.states[name].sum_context.group.admitted.numbers,
+        )
         points = {numbers[name]: read[name].own}
         for other in (one for one in survivors if one != name):
             tokens = [read[other].tokens.get(name)] if other in read else []
             if other in accomplices:
-                pairs = played.seats[other].member.place.pairs
+                pairs = played.states[other].identity.setup.pairs
                 tokens.append(secret_sharing.token(pairs[name], (name, other), listed))
             parts = [crypto.unseal(one, read[name].parts[other]) for one in tokens if one is not None]
             for part in filter(None, parts):
                 points[numbers[other]] = part
-        threshold = listed.gathering.terms.threshold
+        threshold = listed.sum_context.params.threshold
         if len(points) >= threshold:
             weights = weights_at_zero(sorted(points)[:threshold])
             secret = combine({x: int.from_bytes(text, "big") for x, text in points.items()}, weights)
@@ -882,7 +901,7 @@ def test_a_server_that_shows_two_lists_reads_one_at_most_and_of_halves_none(part
 
 
 def not_bound_to_the_list(secret, route, listed):
-    return crypto.derived(secret, "answer", *route)
+    return crypto.derive_key(secret, "answer", *route)
 
 
 @pytest.mark.parametrize("fault", ["tokens for any list", "a threshold of half", "too many accomplices"])
@@ -899,8 +918,8 @@ def test_the_law_of_one_list_finds_planted_faults(fault, monkeypatch):
 
 
 def test_two_lists_end_a_sum_and_reveal_nothing():
-    def lie(at, name, heard):
-        return other_list(heard, "p004") if at == UNMASKING and name in ("p000", "p001") else heard
+    def lie(at, name, reply):
+        return other_list(reply, "p004") if at == UNMASKING and name in ("p000", "p001") else reply
 
     played = Played({}, None)
     with pytest.raises(
@@ -914,10 +933,10 @@ def test_two_lists_end_a_sum_and_reveal_nothing():
 def test_different_dropouts_shown_to_different_parties_reveal_nothing(fooled):
     """Some mask without p004 and others with it: theirs are different sums, and the server is told so."""
 
-    def lie(at, name, heard):
+    def lie(at, name, reply):
         if name in fooled and at == UPLOAD:
-            return Message({n: text for n, text in heard.arrays.items() if n != "p004"}, heard.weight)
-        return heard
+            return Message({n: text for n, text in reply.arrays.items() if n != "p004"}, reply.weight)
+        return reply
 
     played = Played({}, None)
     with pytest.raises(PartyError, match=r"'p000', phase 2 .*who takes part"):
@@ -936,8 +955,8 @@ def test_parties_of_different_sums_do_not_answer_for_each_other(what):
     other = others if what == "participants" else replace(played.context, model=Message({"H": np.zeros(2)}))
     for name in names:
         context = other if name in names[:2] else played.context
-        seat = reduction.start(before.members[name], uploads[name], Sum(), context)
-        played.seats[name], _ = reduction.client_step(UPLOAD, seat, Message({}))
+        state = reduction.start(before.identities[name], uploads[name], Sum(), context)
+        played.states[name], _ = reduction.client_step(UPLOAD, state, Message({}))
     said = answers_to(played, dict.fromkeys(names[:2] + names[3:], names))
     assert not read_by_a_liar(played, said), "four were shown this list, for two different sums"
     said = answers_to(played, dict.fromkeys(names[1:], names))
@@ -946,12 +965,12 @@ def test_parties_of_different_sums_do_not_answer_for_each_other(what):
 
 def test_a_server_that_asks_twice_is_refused():
     played = at_the_list(5)
-    reduction, seat = SecureSum(), played.seats["p000"]
-    seat, _ = reduction.client_step(UNMASKING, seat, other_list(Message({})))
+    reduction, state = SecureSum(), played.states["p000"]
+    state, _ = reduction.client_step(UNMASKING, state, other_list(Message({})))
     for phase in (*range(4), 4, 9, -1):
         with pytest.raises(PartyError, match=rf"'p000'.*phase {phase} out of turn.*both secrets"):
-            reduction.client_step(phase, seat, other_list(Message({}), "p004"))
-    fresh = reduction.start(played.members["p000"], uploads_of(5)["p000"], Sum(), played.context)
+            reduction.client_step(phase, state, other_list(Message({}), "p004"))
+    fresh = reduction.start(played.identities["p000"], uploads_of(5)["p000"], Sum(), played.context)
     with pytest.raises(PartyError, match=r"'p000', phase 2 .*has no keys for this sum.*Nothing was sent"):
         reduction.client_step(UPLOAD, fresh, Message({}))
 
@@ -968,7 +987,7 @@ def test_a_server_that_asks_twice_is_refused():
 def test_a_party_answers_no_list_that_would_single_somebody_out(listed, words):
     with pytest.raises(PartyError, match=words):
         SecureSum().client_step(
-            UNMASKING, at_the_list(5).seats["p000"], Message({"survivors": names_as_array(listed)}, 0.0)
+            UNMASKING, at_the_list(5).states["p000"], Message({"survivors": names_as_array(listed)}, 0.0)
         )
 
 
@@ -976,10 +995,10 @@ def revealed_in(played):
     """Each party's secret that the server of a sum knows after it, from what was sent in the open."""
     said = {n: (played.names, message["body"].tobytes()) for n, message in played.sent(UNMASKING).items()}
     shares = read_by_a_liar(played, said)
-    gathering = played.seats[min(said)].gathering
-    terms, numbers, found = gathering.terms, gathering.circle.admitted.numbers, {}
-    weights = weights_at_zero([numbers[name] for name in sorted(shares)[: terms.threshold]])
-    for place, dealer in enumerate(terms.participants):
+    sum_context = played.states[min(said)].sum_context
+    params, numbers, found = sum_context.params, sum_context.group.admitted.numbers, {}
+    weights = weights_at_zero([numbers[name] for name in sorted(shares)[: params.threshold]])
+    for place, dealer in enumerate(params.participants):
         points = {numbers[n]: int.from_bytes(text[33 * place :][:33], "big") for n, (_, text) in shares.items()}
         found[dealer] = combine(points, weights).to_bytes(33, "big")[1:]
     return found
@@ -1005,11 +1024,11 @@ def require_that_sums_do_not_help_each_other(reduction):
     assert third.phases == [UPLOAD, UNMASKING]
     require_sum(third.total, list(uploads_of(5).values()), reduction)
     key_known, seeds = revealed_in(second)["p003"], revealed_in(third)
-    gathering, vector = third.seats["p000"].gathering, third.sent(UPLOAD)["p003"]["body"].copy()
-    transcript = masks_of(gathering, third.drafts["p003"].about.common)
+    sum_context, vector = third.states["p000"].sum_context, third.sent(UPLOAD)["p003"]["body"].copy()
+    transcript = mask_transcript(sum_context, third.drafts["p003"].header.common)
     vector = vector - mask(seed_stream(seeds["p003"], transcript), len(vector))
-    publics = {name: gathering.mask_key(name) for name in third.names if name != "p003"}
-    for other, secret in agreed(key_known, publics).items():
+    publics = {name: sum_context.mask_key(name) for name in third.names if name != "p003"}
+    for other, secret in shared_secrets(key_known, publics).items():
         stream = mask(pair_stream(secret, "p003", other, transcript), len(vector))
         vector = vector - stream if other > "p003" else vector + stream
     assert (vector != third.drafts["p003"].vector).mean() > 0.9
@@ -1019,18 +1038,18 @@ def test_a_key_that_was_given_away_is_of_no_use_in_the_next_sum(monkeypatch):
     require_that_sums_do_not_help_each_other(SecureSum())
     drawn = client._advertise
 
-    def reused(seat, heard):
-        seat, _ = drawn(seat, heard)
-        secrets = (seat.dealer.secrets[0],) * len(seat.dealer.secrets)
-        seat = replace(seat, dealer=replace(seat.dealer, secrets=secrets))
-        body = client._advert(seat.member, seat.dealer.share_key, secrets).written()
-        scene = seat.draft.terms.scene(KEYS)
-        return seat, enclosed(scene, seat.member.party, seat.member.signing, body)
+    def reused(state, reply):
+        state, _ = drawn(state, reply)
+        secrets = (state.setup_draft.secrets[0],) * len(state.setup_draft.secrets)
+        state = replace(state, setup_draft=replace(state.setup_draft, secrets=secrets))
+        body = client._advertised_keys(state.identity, state.setup_draft.share_key, secrets).to_bytes()
+        message_context = state.draft.params.message_context(KEYS)
+        return state, sign_message(message_context, state.identity.party, state.identity.signing, body)
 
     monkeypatch.setattr(client, "_advertise", reused)
     with pytest.raises(PartyError, match="has sent as well"):
         require_that_sums_do_not_help_each_other(SecureSum())
-    monkeypatch.setattr(admission, "_check_keys", lambda scene, adverts: None)
+    monkeypatch.setattr(secure_messages, "_check_keys", lambda message_context, adverts: None)
     with pytest.raises(AssertionError):
         require_that_sums_do_not_help_each_other(SecureSum())
 
@@ -1049,9 +1068,9 @@ def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
     done = Play(predictable(4), silent={"p003": UNMASKING}, change=change)(uploads)
     assert done.names == ("p000", "p001", "p002", "p004")
     draft, vector, secrets = done.drafts["p003"], late["p003"]["body"].copy(), done.secrets
-    transcript = masks_of(done.seats["p000"].gathering, draft.about.common)
+    transcript = mask_transcript(done.states["p000"].sum_context, draft.header.common)
     publics = {name: public_key(secrets[name].key) for name in done.names}
-    for other, secret in agreed(secrets["p003"].key, publics).items():
+    for other, secret in shared_secrets(secrets["p003"].key, publics).items():
         stream = mask(pair_stream(secret, "p003", other, transcript), len(vector))
         vector = vector - stream if other > "p003" else vector + stream
     own = mask(seed_stream(secrets["p003"].seed, transcript), len(vector))
@@ -1099,10 +1118,10 @@ def test_a_party_that_sends_other_shares_than_it_has_or_promised_is_named(phase,
 def test_a_holder_that_gives_away_another_share_than_it_got_is_named():
     def change(at, inbox):
         if at == UPLOAD:
-            seat = played.seats["p002"]
-            place, shares = seat.place, seat.place.held[0]
+            state = played.states["p002"]
+            place, shares = state.setup, state.setup.held[0]
             place = replace(place, held={**place.held, 0: shares[:66] + shares[:66] + shares[132:]})
-            played.seats["p002"] = replace(seat, member=replace(seat.member, place=place))
+            played.states["p002"] = replace(state, identity=replace(state.identity, setup=place))
         return inbox
 
     played = Played({}, None)
@@ -1116,15 +1135,15 @@ def test_what_is_no_share_is_an_error_of_ours_even_where_two_have_agreed_on_it(m
     def change(at, inbox):
         if at != SHARES:
             return inbox
-        dealer = played.seats["p002"].dealer
-        honest = split_for(dealer.admitted, 3, system_source, dealer.secrets)
+        dealer = played.states["p002"].setup_draft
+        honest = split_among(dealer.admitted, 3, system_source, dealer.secrets)
         false = {**honest, "p001": b"\xff" * len(honest["p001"])}
-        played.seats["p002"] = replace(played.seats["p002"], dealer=replace(dealer, held=honest["p002"]))
-        return {**inbox, "p002": signed_by("p002", played, at, dealt("p002", false, dealer.keys))}
+        played.states["p002"] = replace(played.states["p002"], setup_draft=replace(dealer, held=honest["p002"]))
+        return {**inbox, "p002": signed_by("p002", played, at, build_shares_body("p002", false, dealer.keys))}
 
     with monkeypatch.context() as patched:
-        honest = secret_sharing.share_of
-        patched.setattr(secret_sharing, "share_of", lambda text: honest(text) if text.strip(b"\xff") else 0)
+        honest = secret_sharing.parse_share
+        patched.setattr(secret_sharing, "parse_share", lambda text: honest(text) if text.strip(b"\xff") else 0)
         played = Played({}, None)
         with pytest.raises(PartyError, match=r"'p002', phase 3 .*dealt what is no share to 'p001'"):
             Play(change=change)(uploads_of(5), played=played)
@@ -1137,12 +1156,12 @@ def test_a_dealer_whose_shares_do_not_give_its_secret_back_is_named(is_dropped):
     def change(at, inbox):
         if at != SHARES:
             return inbox
-        seat = played.seats["p002"]
-        dealer, terms = seat.dealer, seat.draft.terms
-        false = [Secrets(bytes(32), bytes(range(32)))] * terms.batch
-        wrong = split_for(dealer.admitted, terms.threshold, system_source, false)
-        played.seats["p002"] = replace(seat, dealer=replace(dealer, held=wrong["p002"]))
-        return {**inbox, "p002": signed_by("p002", played, at, dealt("p002", wrong, dealer.keys))}
+        state = played.states["p002"]
+        dealer, params = state.setup_draft, state.draft.params
+        false = [Secrets(bytes(32), bytes(range(32)))] * params.batch
+        wrong = split_among(dealer.admitted, params.threshold, system_source, false)
+        played.states["p002"] = replace(state, setup_draft=replace(dealer, held=wrong["p002"]))
+        return {**inbox, "p002": signed_by("p002", played, at, build_shares_body("p002", wrong, dealer.keys))}
 
     played = Played({}, None)
     with pytest.raises(PartyError, match=r"'p002', phase 3 .*do not give back the secret.*no upload was revealed"):
@@ -1153,9 +1172,9 @@ def test_a_key_that_is_sent_twice_is_refused():
     """By two parties, or by one for two sums."""
 
     def change(at, inbox):
-        dealer, seat = played.dealers["p001"], played.seats["p001"]
+        dealer, state = played.dealers["p001"], played.states["p001"]
         secrets = (dealer.secrets[0], played.dealers[owner].secrets[0], *dealer.secrets[2:])
-        body = client._advert(seat.member, dealer.share_key, secrets).written()
+        body = client._advertised_keys(state.identity, dealer.share_key, secrets).to_bytes()
         return {**inbox, "p001": signed_by("p001", played, at, body)}
 
     for owner in ("p000", "p001"):
@@ -1174,7 +1193,7 @@ def test_bytes_are_those_of_the_formula(batch):
     parties, reduction = 6, SecureSum(batch=batch)
     first = Play(reduction)(uploads_of(parties))
     second = Play(reduction, silent={"p001": UPLOAD, "p004": UNMASKING})(uploads_of(parties), before=first, index=1)
-    about = 32 + len(admission.told(first.drafts["p000"].about.contents))
+    about = 32 + len(secure_messages.contents_to_json(first.drafts["p000"].header.contents))
     numbers = 8 * (15 + 3 + 1)
     for done, survivors in ((first, 6), (second, 5)):
         sent = dict.fromkeys(uploads_of(parties), 0)
@@ -1185,7 +1204,7 @@ def test_bytes_are_those_of_the_formula(batch):
         beginning = set_up_bytes(parties, batch) if done is first or batch == 1 else 0
         silent = {"p001": beginning, "p004": beginning + upload} if done is second else {}
         assert sent == {name: silent.get(name, beginning + upload + answer) for name in sent}
-    assert dealt_bytes(parties, batch) == 64 * batch * parties + (parties - 1) * (66 * batch + 16)
+    assert shares_body_size(parties, batch) == 64 * batch * parties + (parties - 1) * (66 * batch + 16)
 
 
 def phases_of(rounds):
@@ -1234,47 +1253,47 @@ def test_who_was_not_in_the_set_up_is_not_summed_with_those_who_were():
     reduction, uploads, names = SecureSum(), uploads_of(5), tuple(names_of(5))
     before = Play(reduction, asked=names[:4])(uploads)
     context = replace(before.context, index=1, participants=names)
-    assert reduction.first_phase(before.desk, context) == KEYS
-    seat = reduction.start(before.members["p000"], uploads["p000"], Sum(), context)
+    assert reduction.first_phase(before.server, context) == KEYS
+    state = reduction.start(before.identities["p000"], uploads["p000"], Sum(), context)
     with pytest.raises(PartyError, match=r"'p004', phase 2 .*cannot be in a sum with 'p000' without a set-up"):
-        reduction.client_step(UPLOAD, seat, Message({}))
+        reduction.client_step(UPLOAD, state, Message({}))
     few = replace(context, participants=names[:3])
-    assert reduction.first_phase(before.desk, few) == UPLOAD
-    assert reduction.first_phase(before.desk, replace(few, index=16)) == KEYS
-    assert reduction.first_phase(before.desk, replace(few, index=0)) == KEYS, "each once"
+    assert reduction.first_phase(before.server, few) == UPLOAD
+    assert reduction.first_phase(before.server, replace(few, index=16)) == KEYS
+    assert reduction.first_phase(before.server, replace(few, index=0)) == KEYS, "each once"
     other = replace(few, layout=replace(few.layout, seed=8))
-    assert reduction.first_phase(before.desk, other) == KEYS
+    assert reduction.first_phase(before.server, other) == KEYS
 
 
 def test_a_roster_is_pinned_or_learnt_once():
     names, uploads = names_of(4), uploads_of(4)
     shards = [Shard(name, as_matrix(np.ones((1, 2))), key(5, "secret", name)) for name in names]
-    pinned = SecureSum(roster=roster_of(shards))
+    pinned = SecureSum(roster=build_roster(shards))
     done = Play(pinned)(uploads)
     require_sum(done.total, list(uploads.values()), pinned)
     with pytest.raises(ParameterError, match=r"'p000' is not in the roster with the key"):
-        Play(SecureSum(roster={**roster_of(shards), "p000": bytes(32)}))(uploads)
+        Play(SecureSum(roster={**build_roster(shards), "p000": bytes(32)}))(uploads)
     with pytest.raises(ParameterError, match=r"'p003' is not in the roster"):
-        Play(SecureSum(roster={name: k for name, k in roster_of(shards).items() if name != "p003"}))(uploads)
+        Play(SecureSum(roster={name: k for name, k in build_roster(shards).items() if name != "p003"}))(uploads)
     with pytest.raises(ParameterError, match=r"'p000' has no secret, so that everybody could sign for it"):
         pinned.setup_party("p000", 0, done.context.layout)
     learnt = Play(SecureSum(batch=1))(uploads)
     stranger = SecureSum(batch=1).setup_party("p002", 12345, learnt.context.layout)
-    learnt.members["p002"] = stranger
+    learnt.identities["p002"] = stranger
     with pytest.raises(PartyError, match=r"'p002', phase 0 .*signing key is not the one that it is known by"):
         Play(SecureSum(batch=1))(uploads, before=learnt, index=1)
 
 
-def play_with(reduction, seats, context):
+def play_with(reduction, states, context):
     """All phases with these seats."""
-    desk, heard = None, Message({})
+    server, reply = None, Message({})
     for phase in range(4):
-        said = {name: reduction.client_step(phase, seat, heard) for name, seat in seats.items()}
-        seats = {name: seat for name, (seat, _) in said.items()}
-        desk, heard = reduction.server_step(
-            phase, {name: message for name, (_, message) in said.items()}, desk, context
+        said = {name: reduction.client_step(phase, state, reply) for name, state in states.items()}
+        states = {name: state for name, (state, _) in said.items()}
+        server, reply = reduction.server_step(
+            phase, {name: message for name, (_, message) in said.items()}, server, context
         )
-    return reduction.result(desk, Sum(), context)
+    return reduction.result(server, Sum(), context)
 
 
 def test_parties_that_were_sent_different_models_are_not_summed():
@@ -1284,24 +1303,24 @@ def test_parties_that_were_sent_different_models_are_not_summed():
     for model in (Message({"H": np.zeros(2)}), Message({"H": np.ones(2)}, 2.0), Message({"G": np.ones(2)})):
         for victim, usual in (("p001", "p000"), ("p000", "p001")):
             other = replace(played.context, model=model)
-            seat = reduction.start(played.members[victim], uploads_of(4)[victim], Sum(), other)
-            seats = {**played.seats, victim: seat}
+            state = reduction.start(played.identities[victim], uploads_of(4)[victim], Sum(), other)
+            states = {**played.states, victim: state}
             words = rf"'{victim}', phase 2 .*another model than '{usual}'.*all uploads stay masked"
             with pytest.raises(PartyError, match=words):
-                play_with(reduction, seats, played.context)
+                play_with(reduction, states, played.context)
 
 
 def test_parties_with_other_bounds_are_not_summed():
     played = Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
     wide = SecureSum(bound=1e12)
-    played.seats["p001"] = wide.start(played.members["p001"], uploads_of(4)["p001"], Sum(), played.context)
-    inbox = {n: SecureSum().client_step(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    played.states["p001"] = wide.start(played.identities["p001"], uploads_of(4)["p001"], Sum(), played.context)
+    inbox = {n: SecureSum().client_step(KEYS, played.states[n], Message({}))[1] for n in names_of(4)}
     with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings \(bounds"):
         SecureSum().server_step(KEYS, inbox, None, played.context)
     same = SecureSum(bound=10**9, weight_bound=np.float64(1e9), fewest=np.int64(3))
-    played.seats["p001"] = same.start(played.members["p001"], uploads_of(4)["p001"], Sum(), played.context)
-    inbox = {n: SecureSum().client_step(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
+    played.states["p001"] = same.start(played.identities["p001"], uploads_of(4)["p001"], Sum(), played.context)
+    inbox = {n: SecureSum().client_step(KEYS, played.states[n], Message({}))[1] for n in names_of(4)}
     assert SecureSum().server_step(KEYS, inbox, None, played.context), "the same bounds in other number types"
 
 
@@ -1309,20 +1328,20 @@ def test_parties_that_were_told_something_else_are_not_summed_and_find_out_thems
     """The server need not look: a party reads the keys of others as they were signed, for what *it* was told."""
     played = Played({}, None)
     Play(until=0)(uploads_of(4), played=played)
-    inbox = {n: SecureSum().client_step(KEYS, played.seats[n], Message({}))[1] for n in names_of(4)}
-    _, told = SecureSum().server_step(KEYS, inbox, None, played.context)
+    inbox = {n: SecureSum().client_step(KEYS, played.states[n], Message({}))[1] for n in names_of(4)}
+    _, received = SecureSum().server_step(KEYS, inbox, None, played.context)
     other = SecureSum(context=b"another experiment")
-    seat = other.start(played.members["p001"], uploads_of(4)["p001"], Sum(), played.context)
-    seat, said = other.client_step(KEYS, seat, Message({}))
+    state = other.start(played.identities["p001"], uploads_of(4)["p001"], Sum(), played.context)
+    state, said = other.client_step(KEYS, state, Message({}))
     with pytest.raises(PartyError, match=r"phase 0.*other settings"):
-        other.client_step(SHARES, seat, told)
+        other.client_step(SHARES, state, received)
     with pytest.raises(PartyError, match=r"'p001', phase 0.*other settings"):
         SecureSum().server_step(KEYS, {**inbox, "p001": said}, None, played.context)
 
 
 def test_a_key_of_small_order_is_refused():
     with pytest.raises(PartyError, match=r"'p001'.*small order"):
-        agreed(bytes(range(32)), {"p001": bytes(32)})
+        shared_secrets(bytes(range(32)), {"p001": bytes(32)})
 
 
 def test_only_sums_can_be_masked():

@@ -26,16 +26,16 @@ from partsong.errors import FeatureError, ParameterError
 from partsong.federation.wire import RequestRefused
 from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
-    derived,
+    derive_key,
     fingerprint,
-    is_signed,
+    is_valid_signature,
     public_key,
     seal,
+    shared_secrets,
     sign,
     signing_key,
     unseal,
 )
-from partsong.secure_aggregation.crypto import agreed as agreed_secrets
 from partsong.secure_aggregation.messages import Roster, as_array
 
 # ---- columns ----------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ class Correspondent:
         text = _padded(names)
         # Another key for each text and reader, and the same for the same one, so that a request gets the same bytes.
         own_key = signing_key(self.secret, self.name)
-        private = derived(own_key, "partsong column names", "letter", self.run, other, theirs, fingerprint(text))
-        fresh, secret = public_key(private), agreed_secrets(private, {other: theirs})[other]
+        private = derive_key(own_key, "partsong column names", "letter", self.run, other, theirs, fingerprint(text))
+        fresh, secret = public_key(private), shared_secrets(private, {other: theirs})[other]
         body = fresh + seal(self._sealing(secret, self.name, other, fresh), text)
         return Message({"letter": as_array(body), "signature": as_array(self._signed("letter", body))})
 
@@ -226,14 +226,14 @@ class Correspondent:
         """What another site has told."""
         body = self._verified("letter", other, letter)
         fresh, sealed = body[:KEY_BYTES], body[KEY_BYTES:]
-        secret = agreed_secrets(self._private(), {other: fresh})[other]
+        secret = shared_secrets(self._private(), {other: fresh})[other]
         text = unseal(self._sealing(secret, other, self.name, fresh), sealed)
         if text is None:
             raise RequestRefused("protocol", f"What {other!r} has told cannot be opened.")
         return [str(name) for name in json.loads(text)]
 
     def _private(self) -> bytes:
-        return derived(signing_key(self.secret, self.name), "partsong column names", self.run)
+        return derive_key(signing_key(self.secret, self.name), "partsong column names", self.run)
 
     def _proof(self, party: str, public: bytes) -> bytes:
         """That a party knows the shared key, which the mark of the key does not show: the server has seen that."""
@@ -243,7 +243,7 @@ class Correspondent:
         return hmac.digest(self.shared, said, "sha256")
 
     def _sealing(self, secret: bytes, teller: str, reader: str, fresh: bytes) -> bytes:
-        return derived(secret, "partsong column names", self.run, teller, reader, fresh)
+        return derive_key(secret, "partsong column names", self.run, teller, reader, fresh)
 
     def _signed(self, what: str, body: bytes) -> bytes:
         return sign(signing_key(self.secret, self.name), self._statement(what, self.name, body))
@@ -251,7 +251,7 @@ class Correspondent:
     def _verified(self, what: str, other: str, letter: Message) -> bytes:
         roster = self._pinned()
         body, signature = (np.asarray(letter[array]).tobytes() for array in (what, "signature"))
-        if other not in roster or not is_signed(roster[other], signature, self._statement(what, other, body)):
+        if other not in roster or not is_valid_signature(roster[other], signature, self._statement(what, other, body)):
             raise RequestRefused("protocol", f"The {what} of {other!r} has not the signature that the roster knows.")
         return body
 

@@ -21,8 +21,8 @@ from partsong.federation.transports.base import NoReply, SiteReply, Transport
 from partsong.secure_aggregation.crypto import (
     SIGNATURE_BYTES,
     fingerprint,
-    is_signed,
-    joined,
+    is_valid_signature,
+    join_fields,
     sign,
     signing_key,
     verifying_key,
@@ -61,7 +61,7 @@ def signer(secret: int, name: str) -> Sign:
 
 def verifier(public: bytes) -> Verify:
     """Knows signatures by a key that was pinned."""
-    return lambda signature, text: is_signed(public, signature, text)
+    return lambda signature, text: is_valid_signature(public, signature, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Envelope:
 
     def _statement(self, content: bytes) -> bytes:
         digest = hashlib.sha256(content).digest()
-        return joined("partsong message", self.direction, self.party, self.request, digest)
+        return join_fields("partsong message", self.direction, self.party, self.request, digest)
 
 
 # ---- sealed -----------------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ from partsong.secure_aggregation.crypto import (
     SHARE_BYTES,
     KeyPair,
     add_mask,
-    agreed,
-    derived,
-    key_pair,
+    derive_key,
+    generate_key_pair,
     pair_stream,
     public_key,
     seed_stream,
+    shared_secrets,
     verifying_key,
 )
 from partsong.secure_aggregation.messages import (
@@ -36,92 +36,92 @@ from partsong.secure_aggregation.messages import (
     SHARES,
     UNMASKING,
     UPLOAD,
-    About,
-    Admitted,
-    Advert,
-    Circle,
-    Gathering,
+    AdmittedParties,
+    AdvertisedKeys,
+    ProtocolParams,
     Roster,
-    Terms,
+    SetupGroup,
+    SumContext,
+    UploadHeader,
     admit,
     chunks,
-    delivered,
-    enclosed,
-    list_of,
-    masks_of,
-    names_of,
+    mask_transcript,
+    parse_names,
+    sign_message,
+    split_relayed,
+    survivors_transcript,
 )
 from partsong.secure_aggregation.secret_sharing import (
     KINDS,
-    Listed,
     Route,
     Secrets,
-    answered,
-    dealt,
+    SurvivorList,
+    build_answer,
+    build_shares_body,
+    open_shares,
     pair_secrets,
-    received,
     sealing_keys,
     seed_commitment,
-    split_for,
+    split_among,
 )
 
 
 @state("secure.client-setup")
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClientSetup:
     """What a party keeps of a set-up: secrets in common with each other party; and for each sum that is to come, by
     its round, secrets of its own and shares of everybody's, end to end (of the seed, of the key; dealer by dealer).
     """
 
-    circle: Circle
+    group: SetupGroup
     pairs: Mapping[str, bytes] = field(repr=False)
     own: Mapping[int, Secrets] = field(repr=False)
     held: Mapping[int, bytes] = field(repr=False)
 
-    def shares(self, gathering: Gathering, survivors: Sequence[str]) -> bytes:
+    def shares(self, sum_context: SumContext, survivors: Sequence[str]) -> bytes:
         """For each party of a sum one share: of its seed if it survived, else of its key."""
-        both = chunks(self.held[gathering.terms.index], len(KINDS) * SHARE_BYTES)
-        held = dict(zip(self.circle.dealers, both, strict=True))
+        both = chunks(self.held[sum_context.params.index], len(KINDS) * SHARE_BYTES)
+        held = dict(zip(self.group.dealers, both, strict=True))
         parts = {True: slice(0, SHARE_BYTES), False: slice(SHARE_BYTES, None)}
-        return b"".join(held[name][parts[name in survivors]] for name in gathering.terms.participants)
+        return b"".join(held[name][parts[name in survivors]] for name in sum_context.params.participants)
 
-    def after(self, index: int) -> Place | None:
+    def after_round(self, index: int) -> ClientSetup | None:
         """Without all that was for sums up to this one."""
         own = {at: secrets for at, secrets in self.own.items() if at > index}
-        return Place(self.circle, self.pairs, own, {at: self.held[at] for at in own}) if own else None
+        return ClientSetup(self.group, self.pairs, own, {at: self.held[at] for at in own}) if own else None
 
 
 @state("secure.client-identity")
 @dataclass(frozen=True, slots=True)
-class Member:
+class ClientIdentity:
     """What a party keeps from sum to sum: its signing key, the others' verifying keys, the last round it was in."""
 
     party: str
     signing: bytes = field(repr=False)
     roster: Roster
     is_pinned: bool
-    last: int = -1
-    place: Place | None = None
+    last_round: int = -1
+    setup: ClientSetup | None = None
 
 
 @state("secure.client-upload")
 @dataclass(frozen=True, slots=True)
-class Draft:
+class UploadDraft:
     """What a party is about to add, and on which terms it was asked to."""
 
-    terms: Terms
-    about: About
+    params: ProtocolParams
+    header: UploadHeader
     vector: Any = field(repr=False)
 
 
 @state("secure.client-keys")
 @dataclass(frozen=True, slots=True)
-class Dealer:
+class SetupDraft:
     """A party in the middle of a set-up: what it has drawn, and what it keeps of it until shares of all have come."""
 
     share_key: KeyPair
     secrets: tuple[Secrets, ...] = field(repr=False)
-    admitted: Admitted | None = None
+    admitted: AdmittedParties | None = None
     pairs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     keys: Mapping[Route, bytes] = field(default_factory=dict, repr=False)
     held: bytes = field(default=b"", repr=False)
@@ -129,173 +129,181 @@ class Dealer:
 
 @state("secure.client")
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ClientState:
     """A party in the middle of a sum; `phases` are those that it may be asked for next, and it answers each once.
 
-    `asked`: with whom it has masked.
+    `participants`: the parties with which it has masked; empty before.
     """
 
-    member: Member
-    draft: Draft
+    identity: ClientIdentity
+    draft: UploadDraft
     source: Source
     phases: tuple[int, ...] = (KEYS, UPLOAD)
-    dealer: Dealer | None = None
-    asked: tuple[str, ...] = ()
+    setup_draft: SetupDraft | None = None
+    participants: tuple[str, ...] = ()
     survivors: tuple[str, ...] = ()
 
     @property
-    def place(self) -> Place:
+    def setup(self) -> ClientSetup:
         """In the set-up that the sum is part of."""
-        assert self.member.place is not None
-        return self.member.place
+        assert self.identity.setup is not None
+        return self.identity.setup
 
     @property
-    def gathering(self) -> Gathering:
+    def sum_context(self) -> SumContext:
         """The sum, once it has masked."""
-        return self.place.circle.gathering(self.draft.terms.index, self.asked)
+        return self.setup.group.sum_context(self.draft.params.index, self.participants)
 
 
-def answer(phase: int, seat: Seat, heard: Message) -> tuple[Seat, Message]:
+def answer(phase: int, state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     """What a party sends in a phase; a phase that was answered, or left out, is refused."""
-    if phase not in seat.phases:
-        raise seat.draft.terms.scene(phase).trouble(
-            seat.member.party,
+    if phase not in state.phases:
+        raise state.draft.params.message_context(phase).party_error(
+            state.identity.party,
             f"it was asked for phase {phase} out of turn. A phase is answered once, in order: two answers could reveal "
             "both secrets of a party.",
         )
-    seat, message = (_advertise, _share, _mask, _reveal)[phase](seat, heard)
-    return replace(seat, phases=(phase + 1,) if phase < UNMASKING else ()), message
+    state, message = (_advertise, _share, _mask, _reveal)[phase](state, reply)
+    return replace(state, phases=(phase + 1,) if phase < UNMASKING else ()), message
 
 
-def _advertise(seat: Seat, heard: Message) -> tuple[Seat, Message]:
+def _advertise(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     """Draw the keys and seeds of all sums of a batch."""
-    draw, terms = seat.source, seat.draft.terms
-    share_key = key_pair(draw)
-    secrets = tuple(Secrets(draw(KEY_BYTES), draw(KEY_BYTES)) for _ in range(terms.batch))
-    seat = replace(seat, dealer=Dealer(share_key, secrets))
-    body = _advert(seat.member, share_key, secrets).written()
-    return seat, enclosed(terms.scene(KEYS), seat.member.party, seat.member.signing, body)
+    draw, params = state.source, state.draft.params
+    share_key = generate_key_pair(draw)
+    secrets = tuple(Secrets(draw(KEY_BYTES), draw(KEY_BYTES)) for _ in range(params.batch))
+    state = replace(state, setup_draft=SetupDraft(share_key, secrets))
+    body = _advertised_keys(state.identity, share_key, secrets).to_bytes()
+    return state, sign_message(params.message_context(KEYS), state.identity.party, state.identity.signing, body)
 
 
-def _share(seat: Seat, heard: Message) -> tuple[Seat, Message]:
+def _share(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     """Shares of all secrets for all whose keys were heard, sealed for each."""
-    terms, member, dealer = seat.draft.terms, seat.member, _dealer(seat)
-    admitted = admit(terms, member.roster, delivered(heard), member.is_pinned)
-    own = admitted.adverts.get(member.party)
-    if own != _advert(member, dealer.share_key, dealer.secrets):
-        raise terms.scene(SHARES).trouble(member.party, "the server passes on other keys as those of this party.")
-    holdings = split_for(admitted, terms.threshold, seat.source, dealer.secrets)
-    secrets = pair_secrets(member.party, dealer.share_key.private, admitted)
-    keys = sealing_keys(member.party, secrets, admitted.transcript)
-    pairs = {name: derived(secret, "answers", admitted.transcript) for name, secret in secrets.items()}
-    body = dealt(member.party, holdings, keys)
-    message = enclosed(terms.scene(SHARES, admitted.transcript), member.party, member.signing, body)
-    dealer = Dealer(KeyPair(b"", b""), dealer.secrets, admitted, pairs, keys, holdings[member.party])
-    return replace(seat, dealer=dealer, member=replace(member, roster={**member.roster, **admitted.roster})), message
+    params, identity, setup_draft = state.draft.params, state.identity, _setup_draft(state)
+    admitted = admit(params, identity.roster, split_relayed(reply), identity.is_pinned)
+    own = admitted.adverts.get(identity.party)
+    if own != _advertised_keys(identity, setup_draft.share_key, setup_draft.secrets):
+        raise params.message_context(SHARES).party_error(
+            identity.party, "the server passes on other keys as those of this party."
+        )
+    holdings = split_among(admitted, params.threshold, state.source, setup_draft.secrets)
+    secrets = pair_secrets(identity.party, setup_draft.share_key.private, admitted)
+    keys = sealing_keys(identity.party, secrets, admitted.transcript)
+    pairs = {name: derive_key(secret, "answers", admitted.transcript) for name, secret in secrets.items()}
+    body = build_shares_body(identity.party, holdings, keys)
+    message = sign_message(params.message_context(SHARES, admitted.transcript), identity.party, identity.signing, body)
+    setup_draft = SetupDraft(KeyPair(b"", b""), setup_draft.secrets, admitted, pairs, keys, holdings[identity.party])
+    identity = replace(identity, roster={**identity.roster, **admitted.roster})
+    return replace(state, setup_draft=setup_draft, identity=identity), message
 
 
-def _mask(seat: Seat, heard: Message) -> tuple[Seat, Message]:
+def _mask(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     """The vector under its masks, once the shares of all parties in the sum are held."""
-    draft = seat.draft
-    if seat.dealer is None:
-        place, asked = _place(seat), draft.terms.participants
+    draft = state.draft
+    if state.setup_draft is None:
+        setup, participants = _existing_setup(state), draft.params.participants
     else:
-        place = _placed(seat, heard)
-        asked = place.circle.dealers
-    gathering, member = place.circle.gathering(draft.terms.index, asked), seat.member
-    gathering.terms.require_enough(UPLOAD, asked, place.circle.dealers)
-    own, transcript = place.own[draft.terms.index], masks_of(gathering, draft.about.common)
+        setup = _complete_setup(state, reply)
+        participants = setup.group.dealers
+    sum_context, identity = setup.group.sum_context(draft.params.index, participants), state.identity
+    sum_context.params.require_enough(UPLOAD, participants, setup.group.dealers)
+    own, transcript = setup.own[draft.params.index], mask_transcript(sum_context, draft.header.common)
     masked = draft.vector.copy()
     add_mask(masked, seed_stream(own.seed, transcript))
-    publics = {name: gathering.mask_key(name) for name in asked if name != member.party}
-    for other, secret in agreed(own.key, publics).items():
-        add_mask(masked, pair_stream(secret, member.party, other, transcript), negated=other < member.party)
-    message = enclosed(gathering.scene(UPLOAD), member.party, member.signing, masked, draft.about.written())
-    kept = {index: one for index, one in place.own.items() if index != draft.terms.index}
-    member = replace(member, place=replace(place, own=kept))
-    emptied = replace(draft, vector=np.empty(0, np.uint64))
-    return replace(seat, member=member, draft=emptied, dealer=None, asked=gathering.terms.participants), message
+    publics = {name: sum_context.mask_key(name) for name in participants if name != identity.party}
+    for other, secret in shared_secrets(own.key, publics).items():
+        add_mask(masked, pair_stream(secret, identity.party, other, transcript), negated=other < identity.party)
+    message = sign_message(
+        sum_context.message_context(UPLOAD), identity.party, identity.signing, masked, draft.header.to_bytes()
+    )
+    kept = {index: one for index, one in setup.own.items() if index != draft.params.index}
+    identity = replace(identity, setup=replace(setup, own=kept))
+    emptied, names = replace(draft, vector=np.empty(0, np.uint64)), sum_context.params.participants
+    return replace(state, identity=identity, draft=emptied, setup_draft=None, participants=names), message
 
 
-def _reveal(seat: Seat, heard: Message) -> tuple[Seat, Message]:
+def _reveal(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     """For each party of the sum one share, for the one list of survivors that this party answers."""
-    gathering, member, place = seat.gathering, seat.member, seat.place
-    scene, index = gathering.scene(UNMASKING), gathering.terms.index
-    survivors = _survivors(seat, gathering, heard)
-    masks = masks_of(gathering, seat.draft.about.common)
-    listed = Listed(gathering, survivors, list_of(masks, survivors))
-    body = answered(member.party, place.shares(gathering, survivors), place.pairs, listed, seat.source)
-    member = replace(member, place=place.after(index))
-    return replace(seat, member=member, survivors=survivors), enclosed(scene, member.party, member.signing, body)
+    sum_context, identity, setup = state.sum_context, state.identity, state.setup
+    context, index = sum_context.message_context(UNMASKING), sum_context.params.index
+    survivors = _survivors(state, sum_context, reply)
+    masks = mask_transcript(sum_context, state.draft.header.common)
+    listed = SurvivorList(sum_context, survivors, survivors_transcript(masks, survivors))
+    body = build_answer(identity.party, setup.shares(sum_context, survivors), setup.pairs, listed, state.source)
+    message = sign_message(context, identity.party, identity.signing, body)
+    return replace(state, identity=replace(identity, setup=setup.after_round(index)), survivors=survivors), message
 
 
-def _advert(member: Member, share_key: KeyPair, secrets: tuple[Secrets, ...]) -> Advert:
+def _advertised_keys(identity: ClientIdentity, share_key: KeyPair, secrets: tuple[Secrets, ...]) -> AdvertisedKeys:
     keys, seeds = (public_key(one.key) for one in secrets), (seed_commitment(one.seed) for one in secrets)
-    return Advert(verifying_key(member.signing), share_key.public, b"".join(keys), b"".join(seeds))
+    return AdvertisedKeys(verifying_key(identity.signing), share_key.public, b"".join(keys), b"".join(seeds))
 
 
-def _dealer(seat: Seat) -> Dealer:
-    assert seat.dealer is not None
-    return seat.dealer
+def _setup_draft(state: ClientState) -> SetupDraft:
+    assert state.setup_draft is not None
+    return state.setup_draft
 
 
-def _place(seat: Seat) -> Place:
+def _existing_setup(state: ClientState) -> ClientSetup:
     """The set-up that a sum without one of its own is part of, if there is one here."""
-    terms, member = seat.draft.terms, seat.member
-    place, scene = member.place, terms.scene(UPLOAD)
-    if place is None or terms.index not in place.own or terms.settings != place.circle.terms.settings:
-        raise scene.trouble(
-            member.party,
+    params, identity = state.draft.params, state.identity
+    setup, context = identity.setup, params.message_context(UPLOAD)
+    if setup is None or params.index not in setup.own or params.settings != setup.group.params.settings:
+        raise context.party_error(
+            identity.party,
             "it was asked for a masked upload, but has no keys for this sum: it was in no set-up for this round, or "
             "this sum was before. Nothing was sent. Begin with keys (phase 0).",
         )
-    strangers = sorted(set(terms.participants) - set(place.circle.dealers))
-    if strangers or member.party not in terms.participants:
-        raise scene.trouble(
-            (strangers or [member.party])[0],
-            f"it cannot be in a sum with {member.party!r} without a set-up that both were in. Nothing was sent.",
+    strangers = sorted(set(params.participants) - set(setup.group.dealers))
+    if strangers or identity.party not in params.participants:
+        raise context.party_error(
+            (strangers or [identity.party])[0],
+            f"it cannot be in a sum with {identity.party!r} without a set-up that both were in. Nothing was sent.",
         )
-    return place
+    return setup
 
 
-def _placed(seat: Seat, heard: Message) -> Place:
+def _complete_setup(state: ClientState, reply: Message) -> ClientSetup:
     """The end of a set-up: all shares that were passed on are for this party, and those that were promised."""
-    terms, dealer, party = seat.draft.terms, _dealer(seat), seat.member.party
-    admitted = dealer.admitted
+    params, setup_draft, party = state.draft.params, _setup_draft(state), state.identity.party
+    admitted = setup_draft.admitted
     assert admitted is not None
-    bodies = {name: message["body"].tobytes() for name, message in delivered(heard).items()}
+    bodies = {name: message["body"].tobytes() for name, message in split_relayed(reply).items()}
     strangers = sorted(bodies.keys() - admitted.adverts.keys())
     if strangers or party not in bodies:
-        raise terms.scene(UPLOAD).trouble(
+        raise params.message_context(UPLOAD).party_error(
             (strangers or [party])[0], "shares are passed on for others than those whose keys were."
         )
-    terms.require_enough(SHARES, bodies, admitted.adverts)
-    scene = terms.scene(SHARES, admitted.transcript)
+    params.require_enough(SHARES, bodies, admitted.adverts)
+    context = params.message_context(SHARES, admitted.transcript)
     held = {
-        name: dealer.held if name == party else received(scene, (name, party), body, admitted, dealer.keys[name, party])
+        name: setup_draft.held
+        if name == party
+        else open_shares(context, (name, party), body, admitted, setup_draft.keys[name, party])
         for name, body in bodies.items()
     }
-    circle = Circle(terms, admitted, tuple(bodies))
+    group = SetupGroup(params, admitted, tuple(bodies))
     by_sum = zip(*(chunks(shares, len(KINDS) * SHARE_BYTES) for shares in held.values()), strict=True)
-    own = dict(zip(circle.rounds, dealer.secrets, strict=True))
-    return Place(circle, dealer.pairs, own, dict(zip(circle.rounds, map(b"".join, by_sum), strict=True)))
+    own = dict(zip(group.rounds, setup_draft.secrets, strict=True))
+    return ClientSetup(group, setup_draft.pairs, own, dict(zip(group.rounds, map(b"".join, by_sum), strict=True)))
 
 
-def _survivors(seat: Seat, gathering: Gathering, heard: Message) -> tuple[str, ...]:
+def _survivors(state: ClientState, sum_context: SumContext, reply: Message) -> tuple[str, ...]:
     """The server's list, if it would single out nobody."""
-    party, asked, scene = seat.member.party, gathering.terms.participants, gathering.scene(UNMASKING)
+    party, participants = state.identity.party, sum_context.params.participants
+    context = sum_context.message_context(UNMASKING)
     try:
-        survivors = tuple(sorted(names_of(heard["survivors"])))
+        survivors = tuple(sorted(parse_names(reply["survivors"])))
     except (KeyError, ValueError) as error:
-        raise scene.trouble(party, "the server's list of survivors cannot be read.") from error
-    odd = sorted(set(survivors) - set(asked))
+        raise context.party_error(party, "the server's list of survivors cannot be read.") from error
+    odd = sorted(set(survivors) - set(participants))
     if odd or len(set(survivors)) != len(survivors):
-        raise scene.trouble((odd or survivors)[0], "it is listed as a survivor, but is not in this sum once.")
+        raise context.party_error((odd or survivors)[0], "it is listed as a survivor, but is not in this sum once.")
     if party not in survivors:
-        raise scene.trouble(
+        raise context.party_error(
             party,
             "the server lists this party as dropped, although it has sent its masked upload, which "
             "stays masked. It takes no further part in this sum.",
         )
-    gathering.terms.require_enough(UPLOAD, survivors, asked)
+    sum_context.params.require_enough(UPLOAD, survivors, participants)
     return survivors

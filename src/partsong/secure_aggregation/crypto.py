@@ -29,7 +29,7 @@ from partsong.privacy.randomness import Source
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
-PIECE = 1 << 14
+CHUNK = 1 << 14
 
 _PRIMITIVES = "cryptography.hazmat.primitives"
 
@@ -48,12 +48,12 @@ class KeyPair:
     public: bytes
 
 
-def require() -> None:
+def require_cryptography() -> None:
     """Say at once, and not in the middle of a round, that the package is not there."""
     _module("hashes")
 
 
-def joined(*parts: bytes | str | int) -> bytes:
+def join_fields(*parts: bytes | str | int) -> bytes:
     """One text of several, such that different lists never give the same one."""
     texts = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
     return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
@@ -61,10 +61,10 @@ def joined(*parts: bytes | str | int) -> bytes:
 
 def fingerprint(*parts: bytes | str | int) -> bytes:
     """SHA-256 of a list of texts."""
-    return hashlib.sha256(joined(*parts)).digest()
+    return hashlib.sha256(join_fields(*parts)).digest()
 
 
-def key_pair(source: Source) -> KeyPair:
+def generate_key_pair(source: Source) -> KeyPair:
     """A fresh one."""
     private = source(KEY_BYTES)
     return KeyPair(private, public_key(private))
@@ -75,7 +75,7 @@ def public_key(private: bytes) -> bytes:
     return _x25519().X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed(private: bytes, publics: Mapping[str, bytes]) -> dict[str, bytes]:
+def shared_secrets(private: bytes, publics: Mapping[str, bytes]) -> dict[str, bytes]:
     """The secret that is shared with each party, by its public key; keys of small order are refused."""
     x25519 = _x25519()
     own, secrets = x25519.X25519PrivateKey.from_private_bytes(private), {}
@@ -90,32 +90,32 @@ def agreed(private: bytes, publics: Mapping[str, bytes]) -> dict[str, bytes]:
     return secrets
 
 
-def derived(secret: bytes, *purpose: bytes | str | int) -> bytes:
+def derive_key(secret: bytes, *purpose: bytes | str | int) -> bytes:
     """A key of 32 bytes for one purpose."""
     hashes, hkdf = _module("hashes"), _module("kdf.hkdf")
-    return hkdf.HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=joined(*purpose)).derive(secret)
+    return hkdf.HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=join_fields(*purpose)).derive(secret)
 
 
 def add_mask(total: Any, key: bytes, *, negated: bool = False) -> None:
     """total ± the stream of a key, numbers modulo 2⁶⁴, in place; in pieces that stay in a near cache."""
     ciphers = _module("ciphers")
     encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    zeros, drawn = memoryview(bytes(8 * min(PIECE, len(total)))), bytearray(8 * min(PIECE, len(total)))
+    zeros, drawn = memoryview(bytes(8 * min(CHUNK, len(total)))), bytearray(8 * min(CHUNK, len(total)))
     numbers, combine = np.frombuffer(drawn, "<u8"), np.subtract if negated else np.add
-    for start in range(0, len(total), PIECE):
-        piece = total[start : start + PIECE]
+    for start in range(0, len(total), CHUNK):
+        piece = total[start : start + CHUNK]
         encryptor.update_into(zeros[: 8 * len(piece)], drawn)
         combine(piece, numbers[: len(piece)], out=piece)
 
 
 def seed_stream(seed: bytes, transcript: bytes) -> bytes:
     """The key of a party's own mask in one sum."""
-    return derived(seed, "own mask", transcript)
+    return derive_key(seed, "own mask", transcript)
 
 
 def pair_stream(secret: bytes, one: str, other: str, transcript: bytes) -> bytes:
     """The key of the mask of two parties in one sum, the same for both."""
-    return derived(secret, "mask of two", transcript, *sorted((one, other)))
+    return derive_key(secret, "mask of two", transcript, *sorted((one, other)))
 
 
 def seal(key: bytes, text: bytes) -> bytes:
@@ -134,7 +134,7 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
 def signing_key(secret: int, party: str) -> bytes:
     """The Ed25519 key that a party keeps for all sums, from the secret of its shard."""
     width = max(KEY_BYTES, -(-secret.bit_length() // 8))
-    return derived(secret.to_bytes(width, "little"), "partsong signing key", party)
+    return derive_key(secret.to_bytes(width, "little"), "partsong signing key", party)
 
 
 def verifying_key(signing: bytes) -> bytes:
@@ -147,7 +147,7 @@ def sign(signing: bytes, text: bytes) -> bytes:
     return _ed25519().Ed25519PrivateKey.from_private_bytes(signing).sign(text)
 
 
-def is_signed(verifying: bytes, signature: bytes, text: bytes) -> bool:
+def is_valid_signature(verifying: bytes, signature: bytes, text: bytes) -> bool:
     """Whether the holder of the key has signed this text."""
     try:
         _ed25519().Ed25519PublicKey.from_public_bytes(verifying).verify(signature, text)
@@ -182,11 +182,11 @@ def split(secret: int, holders: int, threshold: int, source: Source, prime: int 
         )
     if not 0 <= secret < prime:
         raise ParameterError("A secret must be a number from zero to below the prime of its field.")
-    coefficients = [secret, *(below(prime, source) for _ in range(threshold - 1))]
+    coefficients = [secret, *(random_below(prime, source) for _ in range(threshold - 1))]
     return [_value(coefficients, x, prime) for x in range(1, holders + 1)]
 
 
-def below(limit: int, source: Source) -> int:
+def random_below(limit: int, source: Source) -> int:
     """A number from 0 to limit − 1, all equally likely: draws that are too large are thrown away."""
     bits = (limit - 1).bit_length()
     size = max(1, -(-bits // 8))

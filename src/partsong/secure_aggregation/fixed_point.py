@@ -22,7 +22,7 @@ import numpy as np
 
 from partsong.core.interfaces import Array, Message
 from partsong.errors import DivergenceError, ParameterError, UploadError
-from partsong.secure_aggregation.messages import Contents, Piece, contents_of, library_of, size_of
+from partsong.secure_aggregation.messages import ArrayInfo, Contents, describe_contents, library_of, vector_length
 
 BITS = 62
 
@@ -57,23 +57,23 @@ class Grid:
         """n·2^−(e+1): how far a sum can be off, before it is rounded to the number type that it is returned in."""
         return self.parties * self.step / 2
 
-    def reach(self, addends: int) -> int:
+    def max_sum(self, addends: int) -> int:
         """The largest sum, in steps, of so many encoded numbers; each may have been rounded up by a step."""
         return addends * (round(math.ldexp(self.bound, self.exponent)) + 1)
 
-    def encoded(self, values: Any) -> Any:
+    def encode(self, values: Any) -> Any:
         """round(x·2^e) mod 2⁶⁴, of float64 or integers within the bound."""
         if values.dtype.kind == "f" or self.exponent <= -64:
             return np.rint(np.ldexp(values, self.exponent)).astype(np.int64).view(np.uint64)
-        return _shifted(values, self.exponent).astype(np.int64).view(np.uint64)
+        return _shift(values, self.exponent).astype(np.int64).view(np.uint64)
 
-    def decoded(self, total: Any) -> Any:
+    def decode(self, total: Any) -> Any:
         """A sum of at most n encoded numbers, in float64."""
         return np.ldexp(total.view(np.int64).astype(np.float64), -self.exponent)
 
-    def decoded_whole(self, total: Any) -> Any:
+    def decode_integers(self, total: Any) -> Any:
         """The same to the nearest whole number, in int64."""
-        return _shifted(total.view(np.int64), -self.exponent)
+        return _shift(total.view(np.int64), -self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,40 +83,40 @@ class Encoding:
     grid_of: Callable[[str], Grid]
     weight: Grid
 
-    def encoded(self, party: str, message: Message) -> Any:
+    def encode(self, party: str, message: Message) -> Any:
         """All numbers of a message in one vector modulo 2⁶⁴; refused at the party where one is not within its bound."""
         try:
-            contents = contents_of(message)
+            contents = describe_contents(message)
         except UploadError as error:
             raise UploadError(f"Party {party!r}: {error} Nothing was sent.") from error
-        vector = np.empty(size_of(contents), np.uint64)
-        for name, start, stop in self._places(contents):
+        vector = np.empty(vector_length(contents), np.uint64)
+        for name, start, stop in self._slices(contents):
             values = _as_numbers(message[name])
             _require_within(party, f"the array {name!r}", values, self.grid_of(name).bound)
-            vector[start:stop] = self.grid_of(name).encoded(values.reshape(-1))
+            vector[start:stop] = self.grid_of(name).encode(values.reshape(-1))
         weight = np.array([float(message.weight)])
         _require_within(party, "the weight", weight, self.weight.bound)
-        vector[-1:] = self.weight.encoded(weight)
+        vector[-1:] = self.weight.encode(weight)
         return vector
 
-    def decoded(self, total: Any, contents: Sequence[Contents]) -> Message:
+    def decode(self, total: Any, contents: Sequence[Contents]) -> Message:
         """The sum of messages with these contents, in the number type that their sum would have; UploadError where it
         cannot be one, of numbers within their bounds and of weights that are not negative.
         """
         arrays, addends = {}, len(contents)
-        for number, (name, start, stop) in enumerate(self._places(contents[0])):
+        for number, (name, start, stop) in enumerate(self._slices(contents[0])):
             grid, steps = self.grid_of(name), total[start:stop]
-            _require_reachable(f"the array {name!r}", steps, -grid.reach(addends), grid.reach(addends))
-            arrays[name] = _like(grid, steps, [one[number] for one in contents])
-        _require_reachable("the weight", total[-1:], 0, self.weight.reach(addends))
-        return Message(arrays, float(self.weight.decoded(total[-1:])[0]))
+            _require_reachable(f"the array {name!r}", steps, -grid.max_sum(addends), grid.max_sum(addends))
+            arrays[name] = _to_arrays(grid, steps, [one[number] for one in contents])
+        _require_reachable("the weight", total[-1:], 0, self.weight.max_sum(addends))
+        return Message(arrays, float(self.weight.decode(total[-1:])[0]))
 
     @staticmethod
-    def _places(contents: Contents) -> Iterator[tuple[str, int, int]]:
+    def _slices(contents: Contents) -> Iterator[tuple[str, int, int]]:
         place = 0
-        for piece in contents:
-            yield piece.name, place, place + piece.count
-            place += piece.count
+        for info in contents:
+            yield info.name, place, place + info.count
+            place += info.count
 
 
 def _require_within(party: str, what: str, values: Any, bound: float) -> None:
@@ -143,7 +143,7 @@ def _require_reachable(what: str, total: Any, least: int, largest: int) -> None:
         )
 
 
-def _shifted(values: Any, places: int) -> Any:
+def _shift(values: Any, places: int) -> Any:
     """round(x·2^places) of integers; nothing is rounded before, and where places ≥ 0 nothing at all."""
     if places >= 0:
         return values.astype(np.int64) << np.int64(places)
@@ -162,14 +162,14 @@ def _as_numbers(array: Array) -> Any:
     return numbers.astype(kind, copy=False)
 
 
-def _like(grid: Grid, total: Any, pieces: Sequence[Piece]) -> Array:
+def _to_arrays(grid: Grid, total: Any, infos: Sequence[ArrayInfo]) -> Array:
     """What a total stands for, in the shape, number type, library and place of a sum of such arrays."""
-    is_whole = all("int" in piece.kind for piece in pieces)
-    values = (grid.decoded_whole(total) if is_whole else grid.decoded(total)).reshape(pieces[0].shape)
-    library = pieces[0].library
+    is_whole = all("int" in info.kind for info in infos)
+    values = (grid.decode_integers(total) if is_whole else grid.decode(total)).reshape(infos[0].shape)
+    library = infos[0].library
     if library == "numpy":
-        kinds = (np.dtype("float32" if piece.kind == "bfloat16" else piece.kind) for piece in pieces)
+        kinds = (np.dtype("float32" if info.kind == "bfloat16" else info.kind) for info in infos)
         return values.astype(np.result_type(*kinds), copy=False)
     torch = import_module("torch")
-    dtype = reduce(torch.promote_types, (getattr(torch, piece.kind) for piece in pieces))
+    dtype = reduce(torch.promote_types, (getattr(torch, info.kind) for info in infos))
     return torch.from_numpy(values).to(dtype=dtype, device=library.removeprefix("torch "))

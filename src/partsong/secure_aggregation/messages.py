@@ -30,7 +30,7 @@ from partsong.secure_aggregation.crypto import (
     SHARE_BYTES,
     SIGNATURE_BYTES,
     fingerprint,
-    is_signed,
+    is_valid_signature,
     sign,
 )
 
@@ -51,7 +51,7 @@ Roster = Mapping[str, bytes]
 
 @state("secure.array")
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArrayInfo:
     """An array of a message without its numbers; `kind` is its number type, `library` is numpy, or torch and where."""
 
     name: str
@@ -71,46 +71,46 @@ class Piece:
         return math.prod(self.shape)
 
 
-Contents = tuple[Piece, ...]
+Contents = tuple[ArrayInfo, ...]
 
 
-def contents_of(message: Message) -> Contents:
+def describe_contents(message: Message) -> Contents:
     """What is in a message, by name."""
     return tuple(
-        Piece(name, tuple(map(int, array.shape)), _kind(array), library_of(array))
+        ArrayInfo(name, tuple(map(int, array.shape)), _kind(array), library_of(array))
         for name, array in sorted(message.arrays.items())
     )
 
 
-def told(contents: Contents) -> bytes:
+def contents_to_json(contents: Contents) -> bytes:
     """As text that can be sent."""
-    return json.dumps([[piece.name, piece.shape, piece.kind, piece.library] for piece in contents]).encode()
+    return json.dumps([[info.name, info.shape, info.kind, info.library] for info in contents]).encode()
 
 
-def understood(text: bytes) -> Contents:
+def contents_from_json(text: bytes) -> Contents:
     """From text; ValueError where it is none of ours."""
     try:
-        listed = [
+        entries = [
             (str(name), tuple(map(int, shape)), str(kind), str(place)) for name, shape, kind, place in json.loads(text)
         ]
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    return tuple(Piece(*entry) for entry in listed)
+    return tuple(ArrayInfo(*entry) for entry in entries)
 
 
-def form_of(contents: Contents) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def shapes_of(contents: Contents) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Names and shapes."""
-    return tuple((piece.name, piece.shape) for piece in contents)
+    return tuple((info.name, info.shape) for info in contents)
 
 
-def are_alike(one: Contents, other: Contents) -> bool:
+def have_same_shapes(one: Contents, other: Contents) -> bool:
     """Whether they can be added: names and shapes; number types may differ."""
-    return form_of(one) == form_of(other)
+    return shapes_of(one) == shapes_of(other)
 
 
-def size_of(contents: Contents) -> int:
+def vector_length(contents: Contents) -> int:
     """The length of the vector: all numbers, and the weight."""
-    return sum(piece.count for piece in contents) + 1
+    return sum(info.count for info in contents) + 1
 
 
 def _kind(array: Array) -> str:
@@ -126,27 +126,27 @@ def library_of(array: Array) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class MessageContext:
     """Where something happens: a phase of a sum; `bound_to` is what signatures are for beside it."""
 
     phase: int
     index: int
     bound_to: bytes
 
-    def trouble(self, party: str, what: str) -> PartyError:
+    def party_error(self, party: str, what: str) -> PartyError:
         """The error of a party in this phase."""
         kind = PHASES[self.phase] if self.phase in range(len(PHASES)) else "which there is not"
         where = f"phase {self.phase} ({kind}) of the masked sum of round {self.index}"
         return PartyError(f"Party {party!r}, {where}: {what}")
 
-    def statement(self, party: str, about: bytes, body: bytes) -> bytes:
+    def digest_to_sign(self, party: str, header: bytes, body: bytes) -> bytes:
         """What is signed."""
-        return fingerprint("partsong masked sum", self.phase, self.index, self.bound_to, party, about, body)
+        return fingerprint("partsong masked sum", self.phase, self.index, self.bound_to, party, header, body)
 
 
 @state("secure.advert")
 @dataclass(frozen=True, slots=True)
-class Advert:
+class AdvertisedKeys:
     """A party's keys for all sums of a batch: mask keys, and commitments to the seeds of its own masks, end to end."""
 
     verifying: bytes
@@ -154,12 +154,12 @@ class Advert:
     mask_keys: bytes
     seeds: bytes
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """As a body."""
         return self.verifying + self.share_key + self.mask_keys + self.seeds
 
     @classmethod
-    def read(cls, body: bytes, batch: int) -> Advert:
+    def from_bytes(cls, body: bytes, batch: int) -> AdvertisedKeys:
         """From a body; ValueError where it is none for so many sums."""
         if len(body) != (2 + 2 * batch) * KEY_BYTES:
             raise ValueError(f"{len(body)} bytes are not the keys of {batch} sums")
@@ -169,44 +169,44 @@ class Advert:
 
 @state("secure.context")
 @dataclass(frozen=True, slots=True)
-class About:
+class UploadHeader:
     """What goes with an upload in the open: the fingerprint of the model that a party was sent, and its contents."""
 
     model: bytes
     contents: Contents
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """As bytes."""
-        return self.model + told(self.contents)
+        return self.model + contents_to_json(self.contents)
 
     @classmethod
-    def read(cls, text: bytes) -> About:
+    def from_bytes(cls, text: bytes) -> UploadHeader:
         """From bytes; ValueError where they are none of ours."""
         if len(text) < KEY_BYTES:
             raise ValueError(f"{len(text)} bytes do not tell what an upload is about")
-        return cls(text[:KEY_BYTES], understood(text[KEY_BYTES:]))
+        return cls(text[:KEY_BYTES], contents_from_json(text[KEY_BYTES:]))
 
     @property
     def common(self) -> bytes:
         """A fingerprint of what has to be the same at all: the model, names and shapes."""
-        return fingerprint("about", self.model, json.dumps(form_of(self.contents)))
+        return fingerprint("about", self.model, json.dumps(shapes_of(self.contents)))
 
 
-def enclosed(scene: Scene, party: str, signing: bytes, body: Any, about: bytes = b"") -> Message:
+def sign_message(context: MessageContext, party: str, signing: bytes, body: Any, header: bytes = b"") -> Message:
     """A body with its signature, and what is said about it; numbers go as they are, bytes as bytes."""
-    signature = sign(signing, scene.statement(party, about, _bytes(body)))
+    signature = sign(signing, context.digest_to_sign(party, header, _bytes(body)))
     arrays = {"body": as_array(body), "signature": as_array(signature)}
-    return Message({**arrays, "about": as_array(about)} if about else arrays, NO_WEIGHT)
+    return Message({**arrays, "about": as_array(header)} if header else arrays, NO_WEIGHT)
 
 
-def opened(scene: Scene, party: str, verifying: bytes, message: Message) -> bytes:
+def verify_message(context: MessageContext, party: str, verifying: bytes, message: Message) -> bytes:
     """The body, if this party has signed it for this scene."""
-    parts = {"body", "signature", "about"} if scene.phase == UPLOAD else {"body", "signature"}
+    parts = {"body", "signature", "about"} if context.phase == UPLOAD else {"body", "signature"}
     if set(message.arrays) != parts or message.weight != NO_WEIGHT:
-        raise scene.trouble(party, f"its message has {sorted(message.arrays)}, not {sorted(parts)}.")
-    body, about = _bytes(message["body"]), about_in(message)
-    if not is_signed(verifying, _bytes(message["signature"]), scene.statement(party, about, body)):
-        raise scene.trouble(
+        raise context.party_error(party, f"its message has {sorted(message.arrays)}, not {sorted(parts)}.")
+    body, header = _bytes(message["body"]), header_bytes(message)
+    if not is_valid_signature(verifying, _bytes(message["signature"]), context.digest_to_sign(party, header, body)):
+        raise context.party_error(
             party,
             "the signature is not that of this party for this phase and sum: forged, changed on the way, repeated "
             "from another one, or made with other settings (bounds, majority, who takes part). Nothing of it was used.",
@@ -214,21 +214,21 @@ def opened(scene: Scene, party: str, verifying: bytes, message: Message) -> byte
     return body
 
 
-def about_in(message: Message) -> bytes:
+def header_bytes(message: Message) -> bytes:
     """What is said about a body; b"" where nothing is."""
     return _bytes(message["about"]) if "about" in message.arrays else b""
 
 
-def relayed(messages: Mapping[str, Message]) -> Message:
+def relay(messages: Mapping[str, Message]) -> Message:
     """Everybody's bodies and signatures in one message, by name."""
     return Message(
         {name: as_array(_bytes(m["body"]) + _bytes(m["signature"])) for name, m in messages.items()}, NO_WEIGHT
     )
 
 
-def delivered(heard: Message) -> dict[str, Message]:
+def split_relayed(present: Message) -> dict[str, Message]:
     """What was relayed, in name order."""
-    return {name: _split(_bytes(heard[name])) for name in sorted(heard.arrays)}
+    return {name: _split(_bytes(present[name])) for name in sorted(present.arrays)}
 
 
 def as_array(body: Any) -> Any:
@@ -241,7 +241,7 @@ def names_as_array(names: Iterable[str]) -> Any:
     return as_array(json.dumps(list(names)).encode())
 
 
-def names_of(array: Any) -> tuple[str, ...]:
+def parse_names(array: Any) -> tuple[str, ...]:
     """The names again; ValueError where they are none."""
     try:
         names = json.loads(_bytes(array))
@@ -264,7 +264,7 @@ def share_bytes(share: int) -> bytes:
     return share.to_bytes(SHARE_BYTES, "big")
 
 
-def share_of(text: bytes) -> int:
+def parse_share(text: bytes) -> int:
     """A share again; ValueError where it is none."""
     share = int.from_bytes(text, "big")
     if len(text) != SHARE_BYTES or share >= PRIME:
@@ -283,7 +283,7 @@ def _bytes(array: Any) -> bytes:
 
 @state("secure.parameters")
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ProtocolParams:
     """A set-up, or one sum of it: its round, who was asked, t of them give a secret back, at least so many are in it,
     and the settings; `batch`: for how many sums, of this round and those after it, keys and shares are made.
     """
@@ -295,22 +295,22 @@ class Terms:
     settings: bytes
     batch: int
 
-    def needed(self, phase: int) -> int:
+    def required_parties(self, phase: int) -> int:
         """So many have to be heard: until it is fixed whose sum this is, enough to hide each of them; later t."""
         return max(self.threshold, self.fewest) if phase <= UPLOAD else self.threshold
 
-    def scene(self, phase: int, transcript: bytes = b"") -> Scene:
+    def message_context(self, phase: int, transcript: bytes = b"") -> MessageContext:
         """A phase; from the second on bound to everybody's fresh keys, and so to this one set-up."""
         bound_to = transcript or fingerprint("before keys", self.settings, self.batch, *self.participants)
-        return Scene(phase, self.index, bound_to)
+        return MessageContext(phase, self.index, bound_to)
 
-    def require_enough(self, phase: int, heard: Collection[str], asked: Collection[str]) -> None:
+    def require_enough(self, phase: int, present: Collection[str], expected: Collection[str]) -> None:
         """Stop before anything is revealed."""
-        if len(heard) < self.needed(phase):
-            missing = ", ".join(repr(name) for name in sorted(set(asked) - set(heard))[:5])
+        if len(present) < self.required_parties(phase):
+            missing = ", ".join(repr(name) for name in sorted(set(expected) - set(present))[:5])
             raise TooFewParties(
-                f"The masked sum of round {self.index} ends in phase {phase} ({PHASES[phase]}): {len(heard)} of "
-                f"{len(self.participants)} parties were heard, and {self.needed(phase)} are needed to remove "
+                f"The masked sum of round {self.index} ends in phase {phase} ({PHASES[phase]}): {len(present)} of "
+                f"{len(self.participants)} parties were heard, and {self.required_parties(phase)} are needed to remove "
                 f"the masks of a sum that hides each of them; missing: {missing or 'nobody else was asked'}. "
                 "No upload was revealed. Repeat the round once they are back."
             )
@@ -318,10 +318,10 @@ class Terms:
 
 @state("secure.admitted")
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedParties:
     """Those whose keys were heard, in name order, and a fingerprint of all that they have sent."""
 
-    adverts: Mapping[str, Advert]
+    adverts: Mapping[str, AdvertisedKeys]
     transcript: bytes
 
     @property
@@ -337,108 +337,110 @@ class Admitted:
 
 @state("secure.setup-group")
 @dataclass(frozen=True, slots=True)
-class Circle:
+class SetupGroup:
     """The parties of a set-up: its terms, whose keys were heard, and who of them has dealt shares to the others."""
 
-    terms: Terms
-    admitted: Admitted
+    params: ProtocolParams
+    admitted: AdmittedParties
     dealers: tuple[str, ...]
 
     @property
     def rounds(self) -> range:
         """Whose sums it is for."""
-        return range(self.terms.index, self.terms.index + self.terms.batch)
+        return range(self.params.index, self.params.index + self.params.batch)
 
-    def gathering(self, index: int, participants: Sequence[str]) -> Gathering:
+    def sum_context(self, index: int, participants: Sequence[str]) -> SumContext:
         """One of its sums, over these parties."""
-        terms = self.terms
+        params = self.params
         names = tuple(sorted(participants))
-        return Gathering(self, Terms(index, names, terms.threshold, terms.fewest, terms.settings, terms.batch))
+        return SumContext(
+            self, ProtocolParams(index, names, params.threshold, params.fewest, params.settings, params.batch)
+        )
 
 
 @state("secure.sum")
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class SumContext:
     """One sum of a circle; signatures of its phases are bound to who is in the circle, and who takes part."""
 
-    circle: Circle
-    terms: Terms
+    group: SetupGroup
+    params: ProtocolParams
 
     @property
     def slot(self) -> int:
         """Which keys of its batch are for it."""
-        return self.terms.index - self.circle.terms.index
+        return self.params.index - self.group.params.index
 
     @property
     def transcript(self) -> bytes:
         """A fingerprint of the set-up, of who has dealt in it, of the round, and of who takes part."""
-        circle, terms = self.circle, self.terms
-        count, setup = len(circle.dealers), circle.admitted.transcript
-        return fingerprint("sum", setup, terms.index, count, *circle.dealers, *terms.participants)
+        group, params = self.group, self.params
+        count, setup = len(group.dealers), group.admitted.transcript
+        return fingerprint("sum", setup, params.index, count, *group.dealers, *params.participants)
 
-    def scene(self, phase: int) -> Scene:
+    def message_context(self, phase: int) -> MessageContext:
         """A phase of this sum."""
-        return self.terms.scene(phase, self.transcript)
+        return self.params.message_context(phase, self.transcript)
 
     def mask_key(self, party: str) -> bytes:
         """A party's public key for the masks of this sum."""
-        return _piece(self.circle.admitted.adverts[party].mask_keys, self.slot)
+        return _key_at(self.group.admitted.adverts[party].mask_keys, self.slot)
 
     def seed(self, party: str) -> bytes:
         """A party's commitment to the seed of its own mask in this sum."""
-        return _piece(self.circle.admitted.adverts[party].seeds, self.slot)
+        return _key_at(self.group.admitted.adverts[party].seeds, self.slot)
 
 
-def masks_of(gathering: Gathering, common: bytes) -> bytes:
+def mask_transcript(sum_context: SumContext, common: bytes) -> bytes:
     """What the masks of a sum are drawn for: with another model, or arrays of another form, they do not cancel."""
-    return fingerprint("masks", gathering.transcript, common)
+    return fingerprint("masks", sum_context.transcript, common)
 
 
-def list_of(masks: bytes, survivors: Sequence[str]) -> bytes:
+def survivors_transcript(masks: bytes, survivors: Sequence[str]) -> bytes:
     """What an answer to a list of survivors is for."""
     return fingerprint("survivors", masks, *survivors)
 
 
-def admit(terms: Terms, known: Roster, messages: Mapping[str, Message], is_pinned: bool) -> Admitted:
+def admit(params: ProtocolParams, known: Roster, messages: Mapping[str, Message], is_pinned: bool) -> AdmittedParties:
     """Check everybody's keys; a party that is not known yet is known by its first message, unless all are pinned."""
-    scene, adverts, bodies = terms.scene(KEYS), {}, []
+    context, adverts, bodies = params.message_context(KEYS), {}, []
     for name in sorted(messages):
-        if name not in terms.participants:
-            raise scene.trouble(name, "it was not asked to take part in this sum.")
-        advert = _read(scene, name, messages[name], terms.batch)
+        if name not in params.participants:
+            raise context.party_error(name, "it was not asked to take part in this sum.")
+        advert = _read(context, name, messages[name], params.batch)
         expected = known.get(name, b"" if is_pinned else advert.verifying)
         if advert.verifying != expected:
-            raise scene.trouble(
+            raise context.party_error(
                 name,
                 "its signing key is not the one that it is known by; either this is another party, or its secret "
                 "was changed. Agree on a new roster outside this protocol.",
             )
-        bodies.append(opened(scene, name, expected, messages[name]))
+        bodies.append(verify_message(context, name, expected, messages[name]))
         adverts[name] = advert
-    terms.require_enough(KEYS, adverts, terms.participants)
-    _check_keys(scene, adverts)
+    params.require_enough(KEYS, adverts, params.participants)
+    _check_keys(context, adverts)
     transcript = fingerprint(
-        scene.bound_to, terms.index, *(part for pair in zip(adverts, bodies, strict=True) for part in pair)
+        context.bound_to, params.index, *(part for pair in zip(adverts, bodies, strict=True) for part in pair)
     )
-    return Admitted(adverts, transcript)
+    return AdmittedParties(adverts, transcript)
 
 
-def _piece(keys: bytes, slot: int) -> bytes:
+def _key_at(keys: bytes, slot: int) -> bytes:
     return keys[KEY_BYTES * slot : KEY_BYTES * (slot + 1)]
 
 
-def _read(scene: Scene, name: str, message: Message, batch: int) -> Advert:
+def _read(context: MessageContext, name: str, message: Message, batch: int) -> AdvertisedKeys:
     try:
-        return Advert.read(message["body"].tobytes(), batch)
+        return AdvertisedKeys.from_bytes(message["body"].tobytes(), batch)
     except (KeyError, ValueError) as error:
-        raise scene.trouble(name, f"its keys cannot be read ({error}).") from error
+        raise context.party_error(name, f"its keys cannot be read ({error}).") from error
 
 
-def _check_keys(scene: Scene, adverts: Mapping[str, Advert]) -> None:
+def _check_keys(context: MessageContext, adverts: Mapping[str, AdvertisedKeys]) -> None:
     """No key twice: neither of two parties, nor in two sums."""
     owners: dict[bytes, str] = {}
     for name, advert in adverts.items():
         for key in (advert.share_key, *chunks(advert.mask_keys, KEY_BYTES)):
             if key in owners:
-                raise scene.trouble(name, f"it has sent a key that {owners[key]!r} has sent as well.")
+                raise context.party_error(name, f"it has sent a key that {owners[key]!r} has sent as well.")
             owners[key] = name

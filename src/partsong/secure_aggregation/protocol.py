@@ -16,12 +16,20 @@ from partsong.core.interfaces import Aggregation, Layout, Message, Reducible, Re
 from partsong.errors import CompositionError, ParameterError, PartyError, PredictableMasks, TooFewParties, UploadError
 from partsong.privacy.randomness import Source, system_source
 from partsong.secure_aggregation import client, crypto, server
-from partsong.secure_aggregation.client import Draft, Member, Seat
+from partsong.secure_aggregation.client import ClientIdentity, ClientState, UploadDraft
 from partsong.secure_aggregation.fixed_point import Encoding, Grid
-from partsong.secure_aggregation.messages import KEYS, PHASES, UPLOAD, About, Roster, Terms, contents_of
-from partsong.secure_aggregation.server import Desk, Register
+from partsong.secure_aggregation.messages import (
+    KEYS,
+    PHASES,
+    UPLOAD,
+    ProtocolParams,
+    Roster,
+    UploadHeader,
+    describe_contents,
+)
+from partsong.secure_aggregation.server import KeyDirectory, ServerState
 
-MOST_SUMS = 1024
+MAX_BATCH = 1024
 """Of a set-up: the shares of all of them are sent at once."""
 
 
@@ -72,12 +80,12 @@ class SecureSum:
                 "knows what the other has added.",
                 parameter="fewest",
             )
-        if not _is_whole(self.batch) or not 1 <= self.batch <= MOST_SUMS:
+        if not _is_whole(self.batch) or not 1 <= self.batch <= MAX_BATCH:
             raise ParameterError(
-                f"A set-up is for a whole number of sums, from 1 to {MOST_SUMS}; got batch={self.batch!r}.",
+                f"A set-up is for a whole number of sums, from 1 to {MAX_BATCH}; got batch={self.batch!r}.",
                 parameter="batch",
             )
-        crypto.require()
+        crypto.require_cryptography()
         if self.source is not system_source:
             warnings.warn(
                 "These masks come from another source than the operating system's: whoever can repeat it can remove "
@@ -102,7 +110,7 @@ class SecureSum:
         """How far an entry of the sum of an array can be off, before it is rounded to its number type."""
         return self.encoding(parties).grid_of(name).error
 
-    def told(self, names: Sequence[str], parties: int) -> str:
+    def summary(self, names: Sequence[str], parties: int) -> str:
         """Bounds and errors, for people."""
         encoding = self.encoding(parties)
         grids = {**{name: encoding.grid_of(name) for name in names}, "weight": encoding.weight}
@@ -120,7 +128,7 @@ class SecureSum:
                 'Mean or WeightedMean (for FNMF: the method "fnmf-by-sums"), or no masks.'
             )
 
-    def setup_party(self, party: str, secret: int, layout: Layout) -> Member:
+    def setup_party(self, party: str, secret: int, layout: Layout) -> ClientIdentity:
         """A party's signing key, from the secret of its shard, and whom it knows."""
         if len(layout.parties) < self.fewest:
             raise ParameterError(
@@ -140,70 +148,78 @@ class SecureSum:
                 f"Party {party!r} is not in the roster with the key that follows from its secret. Make the roster from "
                 "the keys that the parties have now."
             )
-        return Member(party, signing, dict(self.roster or {}), self.roster is not None)
+        return ClientIdentity(party, signing, dict(self.roster or {}), self.roster is not None)
 
-    def start(self, party_state: Member, upload: Message, aggregation: Aggregation, context: ReductionContext) -> Seat:
-        terms, party = self._terms(context), party_state.party
-        if context.index <= party_state.last:
+    def start(
+        self, party_state: ClientIdentity, upload: Message, aggregation: Aggregation, context: ReductionContext
+    ) -> ClientState:
+        params, party = self._params(context), party_state.party
+        if context.index <= party_state.last_round:
             raise PartyError(
-                f"Party {party!r} was asked for a masked sum of round {context.index}, after that of "
-                f"{party_state.last}. A round is summed once: two sums of it over different parties would differ by "
-                "single uploads."
+                f"Party {party!r} was asked for a masked sum of round {context.index} after that of round "
+                f"{party_state.last_round}. A round is summed once: two sums of it over different parties would differ "
+                "by single uploads."
             )
         assert isinstance(aggregation, Reducible)
         lifted = aggregation.lift(upload)
-        vector = self.encoding(len(context.layout.parties)).encoded(party, lifted)
-        about = About(_model_fingerprint(context.model), contents_of(lifted))
-        return Seat(party_state, Draft(terms, about, vector), self.source)
+        vector = self.encoding(len(context.layout.parties)).encode(party, lifted)
+        header = UploadHeader(_model_fingerprint(context.model), describe_contents(lifted))
+        return ClientState(party_state, UploadDraft(params, header, vector), self.source)
 
-    def client_step(self, phase: int, state: Seat, reply: Message) -> tuple[Seat, Message]:
+    def client_step(self, phase: int, state: ClientState, reply: Message) -> tuple[ClientState, Message]:
         """Keys, shares, the masked upload, and one share of each party; a sum begins with keys or with the upload."""
         return client.answer(phase, state, reply)
 
-    def finish_party(self, state: Seat) -> Member:
+    def finish_party(self, state: ClientState) -> ClientIdentity:
         """Whom it knows by now, that this round is over, and its place in the set-up; secrets of the sum are let go."""
-        member, index = state.member, state.draft.terms.index
-        return replace(member, last=index, place=None if member.place is None else member.place.after(index))
+        identity, index = state.identity, state.draft.params.index
+        return replace(
+            identity, last_round=index, setup=None if identity.setup is None else identity.setup.after_round(index)
+        )
 
-    def first_phase(self, state: Register | None, context: ReductionContext) -> int:
+    def first_phase(self, state: KeyDirectory | None, context: ReductionContext) -> int:
         """The upload where the last set-up does for this sum, else keys."""
-        return UPLOAD if state is not None and state.serves(self._terms(context)) else KEYS
+        return UPLOAD if state is not None and state.serves(self._params(context)) else KEYS
 
     def server_step(
-        self, phase: int, inbox: Mapping[str, Message], state: Desk | Register | None, context: ReductionContext
-    ) -> tuple[Desk, Message]:
+        self,
+        phase: int,
+        inbox: Mapping[str, Message],
+        state: ServerState | KeyDirectory | None,
+        context: ReductionContext,
+    ) -> tuple[ServerState, Message]:
         """Pass on, add up, remove masks; `state` is the register before a sum, and its desk within."""
-        if not isinstance(state, Desk):
-            state = self._opened(phase, state or Register({}), context)
+        if not isinstance(state, ServerState):
+            state = self._server_state(phase, state or KeyDirectory({}), context)
         return server.serve(phase, inbox, state)
 
     def result(
-        self, state: Desk, aggregation: Aggregation, context: ReductionContext
-    ) -> tuple[Register, Message, tuple[str, ...]]:
+        self, state: ServerState, aggregation: Aggregation, context: ReductionContext
+    ) -> tuple[KeyDirectory, Message, tuple[str, ...]]:
         """The aggregate, and whose uploads are in it; the register is kept. UploadError where it is no sum of uploads
         within their bounds.
         """
         assert isinstance(aggregation, Reducible)
-        contents = [about.contents for about in state.abouts.values()]
+        contents = [header.contents for header in state.headers.values()]
         try:
-            summed = self.encoding(len(context.layout.parties)).decoded(state.total, contents)
+            summed = self.encoding(len(context.layout.parties)).decode(state.total, contents)
         except UploadError as error:
             raise UploadError(
                 f"The masked sum of round {context.index} over {', '.join(state.survivors)} is none: {error} Ask them "
                 "which partsong they run; begin anew, from another seed, without whom you do not trust."
             ) from error
-        return state.register, aggregation.lower(summed), state.survivors
+        return state.directory, aggregation.lower(summed), state.survivors
 
-    def _opened(self, phase: int, register: Register, context: ReductionContext) -> Desk:
-        terms, is_pinned = self._terms(context), self.roster is not None
-        if phase == UPLOAD and register.circle is not None:
-            return Desk(
-                register, terms, is_pinned, gathering=register.circle.gathering(terms.index, terms.participants)
+    def _server_state(self, phase: int, directory: KeyDirectory, context: ReductionContext) -> ServerState:
+        params, is_pinned = self._params(context), self.roster is not None
+        if phase == UPLOAD and directory.group is not None:
+            return ServerState(
+                directory, params, is_pinned, sum_context=directory.group.sum_context(params.index, params.participants)
             )
-        known = register.roster if self.roster is None else self.roster
-        return Desk(Register(dict(known)), terms, is_pinned)
+        known = directory.roster if self.roster is None else self.roster
+        return ServerState(KeyDirectory(dict(known)), params, is_pinned)
 
-    def _terms(self, context: ReductionContext) -> Terms:
+    def _params(self, context: ReductionContext) -> ProtocolParams:
         participants = tuple(sorted(set(context.participants)))
         if len(participants) < self.fewest:
             raise TooFewParties(
@@ -218,10 +234,10 @@ class SecureSum:
             *context.layout.parties,
         )
         threshold = self.threshold(len(participants))
-        return Terms(context.index, participants, threshold, self.fewest, settings, operator.index(self.batch))
+        return ProtocolParams(context.index, participants, threshold, self.fewest, settings, operator.index(self.batch))
 
 
-def roster_of(shards: Sequence[Shard]) -> dict[str, bytes]:
+def build_roster(shards: Sequence[Shard]) -> dict[str, bytes]:
     """Everybody's verifying keys, where all shards are in one process; elsewhere each party tells its own."""
     return {s.name: crypto.verifying_key(crypto.signing_key(s.secret, s.name)) for s in shards}
 

@@ -30,16 +30,24 @@ from partsong.secure_aggregation.crypto import (
     KEY_BYTES,
     SEAL_BYTES,
     SHARE_BYTES,
-    agreed,
     combine,
-    derived,
+    derive_key,
     fingerprint,
-    joined,
+    join_fields,
     seal,
+    shared_secrets,
     split,
     unseal,
 )
-from partsong.secure_aggregation.messages import UNMASKING, Admitted, Gathering, Scene, chunks, share_bytes, share_of
+from partsong.secure_aggregation.messages import (
+    UNMASKING,
+    AdmittedParties,
+    MessageContext,
+    SumContext,
+    chunks,
+    parse_share,
+    share_bytes,
+)
 
 PAIR_BYTES = SHARE_BYTES + SEAL_BYTES + KEY_BYTES
 """What an answer has for each other survivor."""
@@ -50,17 +58,17 @@ Route = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class SurvivorList:
     """A list of survivors of a sum, and the fingerprint of all that an answer to it is for."""
 
-    gathering: Gathering
+    sum_context: SumContext
     survivors: tuple[str, ...]
     transcript: bytes
 
     @property
     def answer_bytes(self) -> int:
         """The size of an answer: 33·|P| + 16 + 33 + 81·(|U| − 1)."""
-        shares = SHARE_BYTES * len(self.gathering.terms.participants) + SEAL_BYTES
+        shares = SHARE_BYTES * len(self.sum_context.params.participants) + SEAL_BYTES
         return shares + SHARE_BYTES + PAIR_BYTES * (len(self.survivors) - 1)
 
 
@@ -74,48 +82,57 @@ class Answer:
     tokens: Mapping[str, bytes] = field(repr=False)
 
 
-def token(secret: bytes, route: tuple[str, str], listed: Listed) -> bytes:
+def token(secret: bytes, route: tuple[str, str], survivor_list: SurvivorList) -> bytes:
     """c_vw for the route (v, w): what w tells, so that a part of v's key can be read."""
-    return derived(secret, "answer", listed.transcript, *route)
+    return derive_key(secret, "answer", survivor_list.transcript, *route)
 
 
-def answered(party: str, shares: bytes, pairs: Mapping[str, bytes], listed: Listed, source: Source) -> bytes:
+def build_answer(
+    party: str, shares: bytes, pairs: Mapping[str, bytes], survivor_list: SurvivorList, source: Source
+) -> bytes:
     """An answer with one share for each party of the sum."""
-    circle, others = listed.gathering.circle, [name for name in listed.survivors if name != party]
-    key, numbers = source(KEY_BYTES), circle.admitted.numbers
-    points = split(int.from_bytes(key, "big"), len(numbers), circle.terms.threshold, source)
-    parts = {name: share_bytes(points[numbers[name] - 1]) for name in listed.survivors}
+    group, others = survivor_list.sum_context.group, [name for name in survivor_list.survivors if name != party]
+    key, numbers = source(KEY_BYTES), group.admitted.numbers
+    points = split(int.from_bytes(key, "big"), len(numbers), group.params.threshold, source)
+    parts = {name: share_bytes(points[numbers[name] - 1]) for name in survivor_list.survivors}
     pieces = [seal(key, shares), parts[party]]
     for name in others:
-        pieces += [seal(token(pairs[name], (party, name), listed), parts[name])]
-        pieces += [token(pairs[name], (name, party), listed)]
+        pieces += [seal(token(pairs[name], (party, name), survivor_list), parts[name])]
+        pieces += [token(pairs[name], (name, party), survivor_list)]
     return b"".join(pieces)
 
 
-def shares_in(bodies: Mapping[str, bytes], listed: Listed, weights: Mapping[int, int]) -> dict[str, list[bytes]]:
+def read_answers(
+    bodies: Mapping[str, bytes], survivor_list: SurvivorList, weights: Mapping[int, int]
+) -> dict[str, list[bytes]]:
     """The shares of all who have answered, each for all parties of the sum; whoever spoils them is named.
 
     `weights` are those of t who have answered, by their numbers.
     """
-    scene, numbers = listed.gathering.scene(UNMASKING), listed.gathering.circle.admitted.numbers
-    answers = {name: _read(name, body, listed) for name, body in bodies.items()}
+    context, numbers = (
+        survivor_list.sum_context.message_context(UNMASKING),
+        survivor_list.sum_context.group.admitted.numbers,
+    )
+    answers = {name: _read(name, body, survivor_list) for name, body in bodies.items()}
     holders = [name for name in answers if numbers[name] in weights]
-    points = _points(answers, holders, listed)
+    points = _points(answers, holders, survivor_list)
     found = {}
     for name, answer in answers.items():
         try:
-            known = {numbers[holder]: share_of(points[name, holder]) for holder in holders}
+            known = {numbers[holder]: parse_share(points[name, holder]) for holder in holders}
             key = combine(known, weights).to_bytes(SHARE_BYTES, "big")
             text = unseal(key[-KEY_BYTES:], answer.sealed)
             if key[0] or text is None:
                 raise ValueError("its key does not fit them")
         except ValueError as error:
-            raise scene.trouble(name, f"its shares cannot be read ({error}). No upload was revealed.") from error
+            raise context.party_error(name, f"its shares cannot be read ({error}). No upload was revealed.") from error
         found[name] = chunks(text, SHARE_BYTES)
     return found
 
 
-def _points(answers: Mapping[str, Answer], holders: Sequence[str], listed: Listed) -> dict[tuple[str, str], bytes]:
+def _points(
+    answers: Mapping[str, Answer], holders: Sequence[str], survivor_list: SurvivorList
+) -> dict[tuple[str, str], bytes]:
     """f_v(w) for all v and the holders w; where two do not fit, the one with whom most do not is named."""
     found: dict[tuple[str, str], bytes] = {}
     apart: list[tuple[str, str]] = []
@@ -130,7 +147,7 @@ def _points(answers: Mapping[str, Answer], holders: Sequence[str], listed: Liste
         counts = Counter(name for pair in apart for name in set(pair))
         worst = max(counts, key=lambda name: (counts[name], name in dict(apart)))
         others = sorted({name for pair in apart if worst in pair for name in pair} - {worst})
-        raise listed.gathering.scene(UNMASKING).trouble(
+        raise survivor_list.sum_context.message_context(UNMASKING).party_error(
             worst,
             f"its answer and that of {', '.join(map(repr, others[:5]))} do not fit each other: they were shown other "
             "lists of survivors, or one of them is spoiled. No upload was revealed.",
@@ -138,12 +155,12 @@ def _points(answers: Mapping[str, Answer], holders: Sequence[str], listed: Liste
     return found
 
 
-def _read(name: str, body: bytes, listed: Listed) -> Answer:
-    if len(body) != listed.answer_bytes:
-        raise listed.gathering.scene(UNMASKING).trouble(
-            name, f"its answer has {len(body)} bytes, not {listed.answer_bytes}. No upload was revealed."
+def _read(name: str, body: bytes, survivor_list: SurvivorList) -> Answer:
+    if len(body) != survivor_list.answer_bytes:
+        raise survivor_list.sum_context.message_context(UNMASKING).party_error(
+            name, f"its answer has {len(body)} bytes, not {survivor_list.answer_bytes}. No upload was revealed."
         )
-    others = [other for other in listed.survivors if other != name]
+    others = [other for other in survivor_list.survivors if other != name]
     cut = len(body) - PAIR_BYTES * len(others)
     sealed, own, pairs = body[: cut - SHARE_BYTES], body[cut - SHARE_BYTES : cut], chunks(body[cut:], PAIR_BYTES)
     parts = {other: pair[:-KEY_BYTES] for other, pair in zip(others, pairs, strict=True)}
@@ -159,7 +176,9 @@ class Secrets:
     key: bytes = field(repr=False)
 
 
-def split_for(admitted: Admitted, threshold: int, source: Source, secrets: Sequence[Secrets]) -> dict[str, bytes]:
+def split_among(
+    admitted: AdmittedParties, threshold: int, source: Source, secrets: Sequence[Secrets]
+) -> dict[str, bytes]:
     """For everybody, the dealer as well: a share of the seed and one of the key of each sum, end to end."""
 
     def shares(secret: bytes) -> list[bytes]:
@@ -173,66 +192,68 @@ def split_for(admitted: Admitted, threshold: int, source: Source, secrets: Seque
 def sealing_keys(own: str, secrets: Mapping[str, bytes], transcript: bytes) -> dict[Route, bytes]:
     """The key of what is sent from and to each other party, by route."""
     routes = [route for name in secrets for route in ((own, name), (name, own))]
-    return {route: derived(secrets[_other(route, own)], "shares", transcript, *route) for route in routes}
+    return {route: derive_key(secrets[_other(route, own)], "shares", transcript, *route) for route in routes}
 
 
-def pair_secrets(own: str, private: bytes, admitted: Admitted) -> dict[str, bytes]:
+def pair_secrets(own: str, private: bytes, admitted: AdmittedParties) -> dict[str, bytes]:
     """What a party has in common with each other one, and with nobody else."""
-    return agreed(private, {name: one.share_key for name, one in admitted.adverts.items() if name != own})
+    return shared_secrets(private, {name: one.share_key for name, one in admitted.adverts.items() if name != own})
 
 
-def dealt(dealer: str, holdings: Mapping[str, bytes], keys: Mapping[Route, bytes]) -> bytes:
+def build_shares_body(dealer: str, holdings: Mapping[str, bytes], keys: Mapping[Route, bytes]) -> bytes:
     """A dealer's body: commitments for all sums and everybody, then what is sealed for each but itself."""
-    vows = [chunks(commitments((dealer, name), held), len(KINDS) * KEY_BYTES) for name, held in holdings.items()]
-    committed = [vow for of_a_sum in zip(*vows, strict=True) for vow in of_a_sum]
+    commitments = [
+        chunks(share_commitments((dealer, name), held), len(KINDS) * KEY_BYTES) for name, held in holdings.items()
+    ]
+    committed = [commitment for of_a_sum in zip(*commitments, strict=True) for commitment in of_a_sum]
     sealed = [seal(keys[dealer, name], held) for name, held in holdings.items() if name != dealer]
     return b"".join(committed + sealed)
 
 
-def received(scene: Scene, route: Route, body: bytes, admitted: Admitted, key: bytes) -> bytes:
+def open_shares(context: MessageContext, route: Route, body: bytes, admitted: AdmittedParties, key: bytes) -> bytes:
     """What a dealer has sealed for a holder, if it did so in this set-up and stands by it."""
     dealer, holder = route
     batch = len(admitted.adverts[dealer].seeds) // KEY_BYTES
     try:
-        vows, sealed = vows_in(body, admitted, batch), sealed_in(route, body, admitted, batch)
+        commitments, sealed = commitments_in(body, admitted, batch), sealed_part(route, body, admitted, batch)
         held = unseal(key, sealed) or b""
-        if len([share_of(share) for share in chunks(held, SHARE_BYTES)]) != len(KINDS) * batch:
+        if len([parse_share(share) for share in chunks(held, SHARE_BYTES)]) != len(KINDS) * batch:
             raise ValueError("not as many shares as there are sums")
     except ValueError as error:
-        raise scene.trouble(
+        raise context.party_error(
             dealer,
             f"its shares for {holder!r} cannot be opened: not made by it for this set-up, or changed on the way. "
             "Nothing was uploaded.",
         ) from error
     place = admitted.numbers[holder] - 1
-    if commitments(route, held) != vows[:, place].tobytes():
-        raise scene.trouble(dealer, f"its shares for {holder!r} are not those that it has committed itself to.")
+    if share_commitments(route, held) != commitments[:, place].tobytes():
+        raise context.party_error(dealer, f"its shares for {holder!r} are not those that it has committed itself to.")
     return held
 
 
-def vows_in(body: bytes, admitted: Admitted, batch: int) -> Any:
+def commitments_in(body: bytes, admitted: AdmittedParties, batch: int) -> Any:
     """A dealer's commitments by sum, holder and kind, each of 32 bytes; ValueError where a body has another size."""
     count = len(admitted.adverts)
-    if len(body) != dealt_bytes(count, batch):
+    if len(body) != shares_body_size(count, batch):
         raise ValueError(f"{len(body)} bytes are not shares for {count} parties and {batch} sums")
     shape = (batch, count, len(KINDS), KEY_BYTES)
     return np.frombuffer(body, np.uint8, int(np.prod(shape))).reshape(shape)
 
 
-def sealed_in(route: Route, body: bytes, admitted: Admitted, batch: int) -> bytes:
+def sealed_part(route: Route, body: bytes, admitted: AdmittedParties, batch: int) -> bytes:
     """What is sealed for one holder."""
     dealer, holder = (admitted.numbers[name] - 1 for name in route)
-    size = sealed_bytes(batch)
+    size = sealed_part_size(batch)
     place = len(body) - size * (len(admitted.adverts) - 1 - holder + (dealer < holder))
     return body[place : place + size]
 
 
-def dealt_bytes(count: int, batch: int) -> int:
+def shares_body_size(count: int, batch: int) -> int:
     """The size of a dealer's body: 64·R·n + (n − 1)·(66·R + 16)."""
-    return len(KINDS) * KEY_BYTES * batch * count + sealed_bytes(batch) * (count - 1)
+    return len(KINDS) * KEY_BYTES * batch * count + sealed_part_size(batch) * (count - 1)
 
 
-def sealed_bytes(batch: int) -> int:
+def sealed_part_size(batch: int) -> int:
     """Of the shares for one holder: 66·R + 16."""
     return len(KINDS) * SHARE_BYTES * batch + SEAL_BYTES
 
@@ -244,12 +265,12 @@ def seed_commitment(seed: bytes) -> bytes:
 
 def share_commitment(kind: str, slot: int, route: Route, share: bytes) -> bytes:
     """What is told of one share."""
-    return _committed(joined("share", *route), kind, slot, share)
+    return _committed(join_fields("share", *route), kind, slot, share)
 
 
-def commitments(route: Route, held: bytes) -> bytes:
+def share_commitments(route: Route, held: bytes) -> bytes:
     """Of all shares, end to end."""
-    start, kinds = joined("share", *route), len(KINDS)
+    start, kinds = join_fields("share", *route), len(KINDS)
     shares = enumerate(chunks(held, SHARE_BYTES))
     return b"".join(_committed(start, KINDS[at % kinds], at // kinds, share) for at, share in shares)
 

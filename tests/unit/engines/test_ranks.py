@@ -35,7 +35,7 @@ from partsong.errors import (
 from partsong.methods import build
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.two_stage import exact_after
-from partsong.secure_aggregation.protocol import SecureSum, roster_of
+from partsong.secure_aggregation.protocol import SecureSum, build_roster
 
 NAMES = ("p00", "p01", "p02", "p03", "p04")
 PROGRAMS = {
@@ -261,7 +261,7 @@ def test_an_all_reduce_refuses_what_it_would_pass_over(program, reduction, told)
 @pytest.mark.parametrize("name", SUMS)
 def test_every_program_of_sums_runs_masked_on_any_ranks(name, seats):
     """Each rank makes the keys, shares and masks of its own parties, of which sums have no trace: the same bits."""
-    pinned = replace(MASKED, roster=roster_of(shards_of())) if seats == "unequal" else MASKED
+    pinned = replace(MASKED, roster=build_roster(shards_of())) if seats == "unequal" else MASKED
     reference, world = sequential(PROGRAMS[name], 3, pinned), World(len(SEATS[seats]))
     uploads = {}
     for rounds in run(PROGRAMS[name], SEATS[seats], 3, pinned, world=world):

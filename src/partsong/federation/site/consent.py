@@ -28,7 +28,7 @@ from partsong.federation.exposure_limit import ExposureLimit
 from partsong.federation.policy import Policy
 from partsong.federation.site.state import require_same_data
 from partsong.federation.wire import RequestRefused
-from partsong.secure_aggregation.client import Seat
+from partsong.secure_aggregation.client import ClientState
 from partsong.secure_aggregation.messages import Roster
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class PolicyChecker:
             raise RequestRefused("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
         require_same_data(self.data, started)
 
-    def require_sum_size(self, seat: Any, parties: Collection[str]) -> None:
+    def require_sum_size(self, state: Any, parties: Collection[str]) -> None:
         """Refuse a sum that has fewer parties, by what was heard of it, than the policy asks for."""
-        known = parties_in_sum(seat)
+        known = parties_in_sum(state)
         if known and len(known) < self.policy.minimum_parties:
             raise RequestRefused(
                 "parties",
@@ -142,13 +142,13 @@ def restrict_roster(roster: Roster | None, started: StartState | None) -> Roster
     return {name: key for name, key in roster.items() if name in started.layout.parties}
 
 
-def parties_in_sum(seat: Any) -> Collection[str]:
+def parties_in_sum(state: Any) -> Collection[str]:
     """The parties that can be in a masked sum, by what this party knows of it: the survivors, those with which it
     masked, whose keys were passed on, or that were asked. Empty for a sum in the open, of which it sees only the
     request.
     """
-    if not isinstance(seat, Seat):
+    if not isinstance(state, ClientState):
         return ()
-    admitted = None if seat.dealer is None else seat.dealer.admitted
-    heard = () if admitted is None else tuple(admitted.adverts)
-    return seat.survivors or seat.asked or heard or seat.draft.terms.participants
+    admitted = None if state.setup_draft is None else state.setup_draft.admitted
+    advertised = () if admitted is None else tuple(admitted.adverts)
+    return state.survivors or state.participants or advertised or state.draft.params.participants

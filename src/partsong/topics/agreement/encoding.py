@@ -106,7 +106,7 @@ def keystream(key: bytes, purpose: str, count: int) -> Any:
 def _encrypted(key: bytes, purpose: str, blocks: bytes) -> bytes:
     """Encrypt each block of 16 bytes with a key for this purpose."""
     try:
-        crypto.require()
+        crypto.require_cryptography()
     except MissingExtra as error:
         raise MissingExtra(
             'An agreement on words needs the package cryptography, which is not installed: pip install "partsong'
