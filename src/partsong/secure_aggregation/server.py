@@ -249,8 +249,8 @@ def _check_consistency(context: MessageContext, headers: Mapping[str, UploadHead
         if not have_same_shapes(header.contents, headers[usual_shapes].contents):
             raise context.party_error(
                 name,
-                f"it would add {_format_arrays(header)}, but {usual_shapes!r} {usual_arrays}. All uploads stay masked. All "
-                "parties must run the same program on the same columns.",
+                f"it would add {_format_arrays(header)}, but {usual_shapes!r} {usual_arrays}. All uploads stay masked. "
+                "All parties must run the same program on the same columns.",
             )
 
 
