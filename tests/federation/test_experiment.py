@@ -17,7 +17,7 @@ from partsong.aggregation.alignment import ALIGNMENTS
 from partsong.aggregation.barycenter import FixedPoint, FromPrevious
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.interfaces import Layout, Schedule
-from partsong.engines.upload_checks import check_together
+from partsong.engines.upload_checks import check_compatibility
 from partsong.errors import CompositionError, ParameterError, SiteRefused
 from partsong.federation.experiment import ADVICE, METHODS, NOT_BETWEEN_SITES, Experiment
 from partsong.federation.policy import Policy
@@ -357,7 +357,7 @@ def can_be_masked(method):
     experiment = experiment_of(method=method, secure_aggregation=True, **more)
     program, layout = experiment.program(3), Layout(("a", "b", "c"), 9, 0)
     try:
-        check_together(program, experiment.reduction(3), program.upload_spec(layout))
+        check_compatibility(program, experiment.reduction(3), program.upload_spec(layout))
     except CompositionError:
         return False
     return True

@@ -138,17 +138,17 @@ def test_side_by_side_keeps_names_raises_the_first_error_and_leaves_nobody_waiti
     import signal
     import time
 
-    from partsong.engines.local import side_by_side
+    from partsong.engines.local import run_in_threads
 
-    assert side_by_side(str.upper, ["a", "b", "c"], 2) == {"a": "A", "b": "B", "c": "C"}
+    assert run_in_threads(str.upper, ["a", "b", "c"], 2) == {"a": "A", "b": "B", "c": "C"}
     with pytest.raises(ZeroDivisionError):
-        side_by_side(lambda name: 1 / 0, ["a", "b"], 2)
+        run_in_threads(lambda name: 1 / 0, ["a", "b"], 2)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            side_by_side(lambda name: time.sleep(5), ["a", "b"], 2)
+            run_in_threads(lambda name: time.sleep(5), ["a", "b"], 2)
         assert time.monotonic() - began < 4, "nobody waits for those who sleep"
     finally:
         signal.signal(signal.SIGINT, before)

@@ -38,7 +38,7 @@ from partsong.console.output import (
 from partsong.console.tables import require_applicable_options
 from partsong.core.interfaces import Engine, Outcome
 from partsong.data.table import Table
-from partsong.engines.collective import PATIENCE, Card, Communicator, Status, _first_failure, together
+from partsong.engines.collective import ERROR_TIMEOUT, Communicator, Status, StatusCard, _first_failure, run_on_all
 from partsong.errors import PartsongError
 from partsong.estimators.distributed import fit_on_ranks, settings_of
 from partsong.io.opening import ReadOptions, resolve_path
@@ -89,7 +89,7 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
         warn_about(table, header_notes(table, wanted))
         warn_about_identifiers([with_known_cells(table, options.missing)])
 
-    together(communicator, check)
+    run_on_all(communicator, check)
     require_same_options(communicator, options)
     fit = fit_on_ranks(
         network,
@@ -215,9 +215,9 @@ def agree_on_exit_code(communicator: Communicator, code: int) -> tuple[int, bool
     Sent: a status card, which tells ranks that are still running that this one has left.
     """
     with suppress(Exception):  # another rank may be gone
-        shown = communicator.all_gather(Card(Status.LEFT, faults=code).written(), PATIENCE)
+        shown = communicator.all_gather(StatusCard(Status.LEFT, faults=code).to_bytes(), ERROR_TIMEOUT)
         if shown is not None:
-            cards = [Card.read(one) for one in shown]
+            cards = [StatusCard.from_bytes(one) for one in shown]
             if any(card.status is Status.FAILED for card in cards):
                 _first_failure(communicator, cards, b"")
             code = max(code, *(card.faults for card in cards if card.status is Status.LEFT))

@@ -659,7 +659,7 @@ class Ask:
     names: tuple[str, ...]
     message: Message
     dropouts: frozenset[str] = frozenset()
-    stops: str | None = None
+    error_note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from partsong.core.interfaces import (
     State,
     WorkItem,
 )
-from partsong.engines.collective import as_text, from_text
-from partsong.engines.rounds import nobody_left
-from partsong.engines.upload_checks import Expected, check_sum, check_together
+from partsong.engines.collective import error_from_text, error_to_text
+from partsong.engines.rounds import no_party_left_error
+from partsong.engines.upload_checks import Expected, check_compatibility, check_sum
 from partsong.errors import CompositionError, ParameterError, PartsongError
 
 
@@ -43,9 +43,9 @@ class AsyncConfig:
     record: bool
 
 
-def ask_for(name: str, item: WorkItem, stops: str | None) -> Ask:
+def ask_for(name: str, item: WorkItem, error_note: str | None) -> Ask:
     """What a party is asked with an item: work, and a sum over itself alone by the model it was sent."""
-    return Ask("work", item.version, 0, 0, (name,), (name,), item.model, stops=stops)
+    return Ask("work", item.version, 0, 0, (name,), (name,), item.model, error_note=error_note)
 
 
 def run_arrivals(
@@ -62,8 +62,8 @@ def run_arrivals(
     By default a run is over after as many arrivals as the schedule has rounds.
     """
     with arrivals.running():
-        run = asynchronous(program, schedule, arrivals.layout, reduction, record)
-        current = arrivals.begin(beginning(run, point))
+        run = async_config(program, schedule, arrivals.layout, reduction, record)
+        current = arrivals.begin(starting_point(run, point))
         del point  # as large as the parties' states, and soon behind us
         is_over = is_over or (lambda reached: reached.index >= schedule.rounds)
         sums: State = None
@@ -73,7 +73,7 @@ def run_arrivals(
             arrival = arrivals.next()
             if arrival is None:
                 continue
-            done, sums = taken_in(run, sums, current, arrival)
+            done, sums = process_arrival(run, sums, current, arrival)
             done = arrivals.commit(done, arrival, sums)
             assert isinstance(done.checkpoint, AsyncCheckpoint)
             current = done.checkpoint
@@ -88,7 +88,7 @@ def run_arrivals(
         arrivals.close()
 
 
-def asynchronous(
+def async_config(
     program: Program, schedule: Schedule, layout: Layout, reduction: Reduction, record: bool
 ) -> AsyncConfig:
     """The settings of a run, unless it cannot be asynchronous."""
@@ -116,11 +116,11 @@ def asynchronous(
             "at a time. Use a program whose server moves with each (LocalAveraging with Relaxation), or another engine."
         )
     expected = program.upload_spec(layout)
-    check_together(program, reduction, expected)
+    check_compatibility(program, reduction, expected)
     return AsyncConfig(program, schedule, layout, reduction, expected, record)
 
 
-def beginning(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoint:
+def starting_point(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoint:
     """Where a run begins, or goes on: parties without an item are sent the model as it stands.
 
     A checkpoint of a synchronous run will do. Of parties that have left, states are kept and items are not.
@@ -136,7 +136,7 @@ def beginning(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoint:
     return AsyncCheckpoint(point.index, dict(point.parties), point.server, point.model, items, clock)
 
 
-def taken_in(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arrival) -> tuple[Round, State]:
+def process_arrival(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arrival) -> tuple[Round, State]:
     """The round that an arrival makes, and what the reduction keeps; the checkpoint has the sender's next item."""
     if arrival.item is not None:
         point = replace(point, items={**point.items, arrival.name: arrival.item})
@@ -162,11 +162,11 @@ def taken_in(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arr
 def _refused(run: AsyncConfig, point: AsyncCheckpoint, arrival: Arrival, error: PartsongError) -> Round:
     """Nothing arrived but the reason; the model stands still, and the party is sent it to try again."""
     name = arrival.name
-    after = _next(point, arrival, tuple(as_text(error)))
+    after = _next(point, arrival, tuple(error_to_text(error)))
     faults = {party: after.items[party].fault for party in run.layout.parties}
     if all(faults.values()):
-        everyone = {party: error if party == name else from_text(*fault) for party, fault in faults.items()}
-        raise nobody_left(everyone, point.index) from error
+        everyone = {party: error if party == name else error_from_text(*fault) for party, fault in faults.items()}
+        raise no_party_left_error(everyone, point.index) from error
     down, seconds = point.items[name].model.nbytes, arrival.clock - point.clock
     metrics = run.program.metrics(point.server)
     return Round(point.index, point.model, metrics, (), {name: 0}, down, seconds, after, (), {name: str(error)})

@@ -41,7 +41,7 @@ class Communicator(Protocol):
     def device(self) -> str:
         """Where tensors that arrive belong; empty for the host."""
 
-    def all_gather(self, card: bytes, patience: float | None = None) -> list[bytes] | None:
+    def all_gather(self, card: bytes, timeout: float | None = None) -> list[bytes] | None:
         """The cards of all ranks, equally long, in rank order; None if they are not there after `patience` seconds."""
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
@@ -59,13 +59,13 @@ class Communicator(Protocol):
 
 Result = TypeVar("Result")
 
-PATIENCE = 5.0
+ERROR_TIMEOUT = 5.0
 """Seconds for which a rank that has failed waits until the others can hear of it."""
 
-RAISED = "(raised at"
+RAISED_AT = "(raised at"
 """How a note begins that says where an error is from: all ranks know of it."""
 
-LONGEST = 4000
+MAX_TEXT = 4000
 """Characters of an error's message, and of each of its notes, that are sent."""
 
 
@@ -78,7 +78,7 @@ class Status(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class StatusCard:
     """What a rank shows to all others before it sends anything: 49 bytes.
 
     `size`: bytes that follow. `faults`: own parties that are left out. `upload_bytes`, `form`: of an upload that it
@@ -96,88 +96,88 @@ class Card:
 
     FORMAT: ClassVar[struct.Struct] = struct.Struct("<BQQQQdQ")
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """As bytes."""
         counts = (self.size, self.faults, self.upload_bytes, self.form)
         return self.FORMAT.pack(self.status, *counts, self.norm, self.first)
 
     @classmethod
-    def read(cls, card: bytes) -> Card:
+    def from_bytes(cls, card: bytes) -> StatusCard:
         """From bytes."""
         status, *others = cls.FORMAT.unpack(card)
         return cls(Status(status), *others)
 
 
-class Ended(Exception):
+class RunEnded(Exception):
     """The run is over and every rank knows: with this error, or without one because a rank has left its loop."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
-def agree(communicator: Communicator, card: Card) -> list[Card]:
+def all_gather_status(communicator: Communicator, card: StatusCard) -> list[StatusCard]:
     """Everybody's cards, if all is well; else the run has ended."""
-    shown = communicator.all_gather(card.written())
+    shown = communicator.all_gather(card.to_bytes())
     assert shown is not None
-    cards = [Card.read(one) for one in shown]
+    cards = [StatusCard.from_bytes(one) for one in shown]
     states = {one.status for one in cards}
     if Status.FAILED in states:
-        raise Ended(_first_failure(communicator, cards, b""))
+        raise RunEnded(_first_failure(communicator, cards, b""))
     if Status.LEFT in states:
-        raise Ended(None)
+        raise RunEnded(None)
     return cards
 
 
-def share(communicator: Communicator, text: str) -> list[str]:
+def all_gather_text(communicator: Communicator, text: str) -> list[str]:
     """Everybody's texts, in rank order."""
     own = text.encode()
-    cards = agree(communicator, Card(size=len(own)))
-    return [one.decode() for one in _side_by_side(communicator, own, [card.size for card in cards])]
+    cards = all_gather_status(communicator, StatusCard(size=len(own)))
+    return [one.decode() for one in _all_gather_sized(communicator, own, [card.size for card in cards])]
 
 
-def share_values(communicator: Communicator, own: Any) -> list[Any]:
+def all_gather_values(communicator: Communicator, own: Any) -> list[Any]:
     """Everybody's plain values (as JSON has them), in rank order; the end of a run elsewhere is an error."""
-    with heard():
-        return [json.loads(text) for text in share(communicator, json.dumps(own))]
+    with raising_remote_errors():
+        return [json.loads(text) for text in all_gather_text(communicator, json.dumps(own))]
 
 
-def tell(communicator: Communicator, error: BaseException) -> None:
+def broadcast_error(communicator: Communicator, error: BaseException) -> None:
     """Take part in the next agreement as the one that failed; if the others do not come to it, end the job."""
-    own = _described(error)
-    error.add_note(f"{RAISED} rank {communicator.rank})")
+    own = _encode_error(error)
+    error.add_note(f"{RAISED_AT} rank {communicator.rank})")
     with suppress(Exception):  # a transport that is broken: the error itself matters more
-        shown = communicator.all_gather(Card(Status.FAILED, len(own)).written(), PATIENCE)
+        shown = communicator.all_gather(StatusCard(Status.FAILED, len(own)).to_bytes(), ERROR_TIMEOUT)
         if shown is None:
             communicator.abort(f"Rank {communicator.rank} failed: {type(error).__name__}: {error}")
         else:
-            _first_failure(communicator, [Card.read(one) for one in shown], own)
+            _first_failure(communicator, [StatusCard.from_bytes(one) for one in shown], own)
 
 
 def leave(communicator: Communicator) -> None:
     """Take part in the next agreement as one that has left its loop, so that the others end theirs."""
     with suppress(Exception):  # of a transport that has ended before
-        shown = communicator.all_gather(Card(Status.LEFT).written(), PATIENCE)
-        cards = [Card.read(one) for one in shown or ()]
+        shown = communicator.all_gather(StatusCard(Status.LEFT).to_bytes(), ERROR_TIMEOUT)
+        cards = [StatusCard.from_bytes(one) for one in shown or ()]
         if any(card.status is Status.FAILED for card in cards):
             _first_failure(communicator, cards, b"")
 
 
-def together(communicator: Communicator, work: Callable[[], Result]) -> Result:
+def run_on_all(communicator: Communicator, work: Callable[[], Result]) -> Result:
     """work() at this rank, or the error of the first rank where it failed: for files that are read before a run."""
     try:
         result = work()
     except BaseException as error:
-        tell(communicator, error)
+        broadcast_error(communicator, error)
         raise
     try:
-        agree(communicator, Card())
-    except Ended as end:
+        all_gather_status(communicator, StatusCard())
+    except RunEnded as end:
         raise (end.error or PartyError("Another rank has left.")) from None
     return result
 
 
 @contextmanager
-def failing_together(communicator: Communicator) -> Iterator[None]:
+def broadcasting_errors(communicator: Communicator) -> Iterator[None]:
     """Within this block an error at one rank ends the block at all of them: in the next agreement, or by ending the job
     where others do not come to one.
     """
@@ -185,32 +185,32 @@ def failing_together(communicator: Communicator) -> Iterator[None]:
         yield
     except BaseException as error:
         if not _is_known_to_all(error):
-            tell(communicator, error)
+            broadcast_error(communicator, error)
         raise
 
 
 def _is_known_to_all(error: BaseException) -> bool:
     """Whether it has been told, or was heard from another rank."""
-    return any(str(note).startswith(RAISED) for note in getattr(error, "__notes__", ()))
+    return any(str(note).startswith(RAISED_AT) for note in getattr(error, "__notes__", ()))
 
 
 @contextmanager
-def heard() -> Iterator[None]:
+def raising_remote_errors() -> Iterator[None]:
     """Within this block the end of a run that another rank has told of is its error."""
     try:
         yield
-    except Ended as end:
-        raise (end.error or _left()) from None
+    except RunEnded as end:
+        raise (end.error or _left_error()) from None
 
 
-def _left() -> KeyboardInterrupt:
+def _left_error() -> KeyboardInterrupt:
     """Another rank has left its loop, and all end."""
     error = KeyboardInterrupt()
-    error.add_note(f"{RAISED} another rank)")
+    error.add_note(f"{RAISED_AT} another rank)")
     return error
 
 
-def at_the_server(
+def run_on_rank_0(
     communicator: Communicator, work: Callable[[], tuple[Mapping[str, Message], Any]]
 ) -> tuple[Mapping[str, Message], Any]:
     """What rank 0 makes of work(), at every rank; where it fails, the run has ended.
@@ -218,71 +218,71 @@ def at_the_server(
     Sent: a card, then messages and note in one parcel, or the error.
     """
     if communicator.rank > 0:
-        card = Card.read(bytes(communicator.broadcast(None, Card.FORMAT.size)))
+        card = StatusCard.from_bytes(bytes(communicator.broadcast(None, StatusCard.FORMAT.size)))
         parcel = communicator.broadcast(None, card.size)
         if card.status is Status.FAILED:
-            raise Ended(_restored(bytes(parcel), 0))
+            raise RunEnded(_decode_error(bytes(parcel), 0))
         messages, note = decode(parcel, device=communicator.device)
         return messages, note
     try:
         result = work()
         parcel = encode(tuple(result)) if communicator.size > 1 else b""
     except BaseException as error:
-        own = _described(error)
-        communicator.broadcast(Card(Status.FAILED, len(own)).written(), Card.FORMAT.size)
+        own = _encode_error(error)
+        communicator.broadcast(StatusCard(Status.FAILED, len(own)).to_bytes(), StatusCard.FORMAT.size)
         communicator.broadcast(own, len(own))
-        raise Ended(error) from error
-    communicator.broadcast(Card(size=len(parcel)).written(), Card.FORMAT.size)
+        raise RunEnded(error) from error
+    communicator.broadcast(StatusCard(size=len(parcel)).to_bytes(), StatusCard.FORMAT.size)
     communicator.broadcast(parcel, len(parcel))
     return result
 
 
-def as_text(error: PartsongError) -> list[str]:
+def error_to_text(error: PartsongError) -> list[str]:
     """The class and the message of one of our errors."""
-    return [_our_kind(error), str(error)[:LONGEST]]
+    return [_error_class_name(error), str(error)[:MAX_TEXT]]
 
 
-def from_text(kind: str, message: str) -> PartsongError:
+def error_from_text(kind: str, message: str) -> PartsongError:
     """An error of ours again; kinds that nobody knows are errors of a party."""
     found = getattr(errors, kind, None)
     is_ours = isinstance(found, type) and issubclass(found, PartsongError)
     return (found if is_ours else PartyError)(message)  # type: ignore[misc]
 
 
-def _first_failure(communicator: Communicator, cards: Sequence[Card], own: bytes) -> BaseException:
+def _first_failure(communicator: Communicator, cards: Sequence[StatusCard], own: bytes) -> BaseException:
     sizes = [card.size if card.status is Status.FAILED else 0 for card in cards]
-    texts = _side_by_side(communicator, own, sizes)
+    texts = _all_gather_sized(communicator, own, sizes)
     rank = next(rank for rank, size in enumerate(sizes) if size)
-    return _restored(texts[rank], rank)
+    return _decode_error(texts[rank], rank)
 
 
-def _side_by_side(communicator: Communicator, own: bytes, sizes: Sequence[int]) -> list[bytes]:
+def _all_gather_sized(communicator: Communicator, own: bytes, sizes: Sequence[int]) -> list[bytes]:
     """Texts of several sizes, by cards as long as the longest."""
     shown = communicator.all_gather(own.ljust(max(sizes)))
     assert shown is not None
     return [text[:size] for text, size in zip(shown, sizes, strict=True)]
 
 
-def _described(error: BaseException) -> bytes:
-    notes = [note[:LONGEST] for note in getattr(error, "__notes__", [])]
-    kind = _our_kind(error) if isinstance(error, PartsongError) else ""
-    text = {"kind": kind, "type": type(error).__name__, "message": str(error)[:LONGEST], "notes": notes} | {
+def _encode_error(error: BaseException) -> bytes:
+    notes = [note[:MAX_TEXT] for note in getattr(error, "__notes__", [])]
+    kind = _error_class_name(error) if isinstance(error, PartsongError) else ""
+    text = {"kind": kind, "type": type(error).__name__, "message": str(error)[:MAX_TEXT], "notes": notes} | {
         "parameter": getattr(error, "parameter", None)
     }
     return json.dumps(text).encode()
 
 
-def _restored(text: bytes, rank: int) -> PartsongError:
-    told = json.loads(text)
-    if told["kind"]:
-        error = from_text(told["kind"], told["message"])
-        error.parameter = told["parameter"]
+def _decode_error(text: bytes, rank: int) -> PartsongError:
+    found = json.loads(text)
+    if found["kind"]:
+        error = error_from_text(found["kind"], found["message"])
+        error.parameter = found["parameter"]
     else:
-        error = PartyError(f"Rank {rank} failed: {': '.join(filter(None, (told['type'], told['message'])))}")
-    for note in (*told["notes"], f"{RAISED} rank {rank})"):
+        error = PartyError(f"Rank {rank} failed: {': '.join(filter(None, (found['type'], found['message'])))}")
+    for note in (*found["notes"], f"{RAISED_AT} rank {rank})"):
         error.add_note(note)
     return error
 
 
-def _our_kind(error: PartsongError) -> str:
+def _error_class_name(error: PartsongError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)

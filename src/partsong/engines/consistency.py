@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partsong.core.interfaces import Layout, Program, Schedule, Shard, type_name
-from partsong.engines.collective import Communicator, Ended, share
+from partsong.engines.collective import Communicator, RunEnded, all_gather_text
 from partsong.errors import CompositionError, ParameterError, PartsongError
 
 SHOWN = 60
@@ -52,17 +52,17 @@ def agree_on_run(
     own = {
         "version": version("partsong"),
         "seed": schedule.seed,
-        "schedule": text_of(schedule),
-        "program": text_of(program),
-        **{name: text_of(value) for name, value in others.items()},
+        "schedule": describe(schedule),
+        "program": describe(program),
+        **{name: describe(value) for name, value in others.items()},
         "parties": [[s.name, int(s.matrix.shape[1]), type_name(s.matrix.dtype)] for s in shards],
     }
-    cards = [json.loads(text) for text in share(communicator, json.dumps(own))]
+    cards = [json.loads(text) for text in all_gather_text(communicator, json.dumps(own))]
     try:
         _check_settings(cards)
-        return _placed_with_server(cards) if has_server else _placed(cards)
+        return _placement_with_server(cards) if has_server else _placement(cards)
     except PartsongError as error:
-        raise Ended(error) from None
+        raise RunEnded(error) from None
 
 
 def _check_settings(cards: Sequence[Mapping[str, Any]]) -> None:
@@ -71,32 +71,35 @@ def _check_settings(cards: Sequence[Mapping[str, Any]]) -> None:
         if len(set(values)) > 1:
             kind = ParameterError if what in ("seed", "schedule", "resume") else CompositionError
             raise kind(
-                f"All ranks must have the same {what}, but {_shown(values)}. Start every rank with the same command on "
-                "the same version."
+                f"All ranks must have the same {what}, but {_format_differences(values)}. Start every rank with the "
+                "same command on the same version."
             )
 
 
-def _placed(cards: Sequence[Mapping[str, Any]]) -> Placement:
+def _placement(cards: Sequence[Mapping[str, Any]]) -> Placement:
     idle = [rank for rank, card in enumerate(cards) if not card["parties"]]
     if idle:
         raise ParameterError(
-            f"Every rank needs at least one shard, but {_ranks(idle)} has none. Start fewer ranks, or split the rows "
-            "into more parts."
+            f"Every rank needs at least one shard, but {_format_ranks(idle)} has none. Start fewer ranks, or "
+            "split the rows into more parts."
         )
     homes: dict[str, int] = {}
     for rank, (name, _, _) in _parties(cards):
         if name in homes:
-            raise ParameterError(f"Party names must differ, but {name!r} is at {_ranks(sorted({homes[name], rank}))}.")
+            raise ParameterError(
+                f"Party names must differ, but {name!r} is at {_format_ranks(sorted({homes[name], rank}))}."
+            )
         homes[name] = rank
     widths = [" and ".join(sorted({f"{width} columns" for _, width, _ in card["parties"]})) for card in cards]
     if len({width for _, (_, width, _) in _parties(cards)}) > 1:
         raise CompositionError(
-            f"Parties must hold the same columns, but {_shown(widths)}. Bring them to one list of features first."
+            f"Parties must hold the same columns, but {_format_differences(widths)}. Bring them to one list "
+            "of features first."
         )
     return Placement(_layout(cards), homes)
 
 
-def _placed_with_server(cards: Sequence[Mapping[str, Any]]) -> Placement:
+def _placement_with_server(cards: Sequence[Mapping[str, Any]]) -> Placement:
     if cards[0]["parties"]:
         names = ", ".join(name for name, *_ in cards[0]["parties"])
         raise ParameterError(
@@ -116,17 +119,17 @@ def _layout(cards: Sequence[Mapping[str, Any]]) -> Layout:
     return Layout.of(known, cards[0]["seed"])
 
 
-def text_of(value: Any) -> str:
+def describe(value: Any) -> str:
     """What a value is, in the same words in every process: no addresses, and arrays by type, shape and checksum."""
     if is_dataclass(value) and not isinstance(value, type):
-        inner = ", ".join(f"{field.name}={text_of(getattr(value, field.name))}" for field in fields(value))
+        inner = ", ".join(f"{field.name}={describe(getattr(value, field.name))}" for field in fields(value))
         return f"{type(value).__name__}({inner})"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(sorted(f"{text_of(k)}: {text_of(v)}" for k, v in value.items())) + "}"
+        return "{" + ", ".join(sorted(f"{describe(k)}: {describe(v)}" for k, v in value.items())) + "}"
     if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(map(text_of, value))) + "}"
+        return "{" + ", ".join(sorted(map(describe, value))) + "}"
     if isinstance(value, tuple | list):
-        return "(" + ", ".join(map(text_of, value)) + ")"
+        return "(" + ", ".join(map(describe, value)) + ")"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         array = np.ascontiguousarray(value.cpu() if hasattr(value, "cpu") else value)
         return f"{type_name(array.dtype)}{list(array.shape)}#{zlib.crc32(array.tobytes()):08x}"
@@ -138,7 +141,7 @@ def _parties(cards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, tuple[st
         yield from ((rank, tuple(party)) for party in card["parties"])
 
 
-def _shown(values: Sequence[Any]) -> str:
+def _format_differences(values: Sequence[Any]) -> str:
     """Who has what, from where it begins to differ: 'it is 3 at ranks 0 and 2, and 4 at rank 1'."""
     texts = [str(value) for value in values]
     alike = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), None)
@@ -147,15 +150,15 @@ def _shown(values: Sequence[Any]) -> str:
     groups: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         groups.setdefault(text, []).append(rank)
-    parts = [f"{_cut(text, start)} at {_ranks(who)}" for text, who in groups.items()]
+    parts = [f"{_excerpt(text, start)} at {_format_ranks(who)}" for text, who in groups.items()]
     return "it is " + ", and ".join(parts)
 
 
-def _cut(text: str, start: int) -> str:
+def _excerpt(text: str, start: int) -> str:
     return f"{'…' if start else ''}{text[start : start + SHOWN]}{'…' if len(text) > start + SHOWN else ''}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = [str(rank) for rank in ranks[:8]] + (["…"] if len(ranks) > 8 else [])

@@ -28,7 +28,7 @@ from partsong.core.interfaces import (
     Shard,
     State,
 )
-from partsong.engines.party import Party, PartyState, fault_of
+from partsong.engines.party import Party, PartyState, raise_or_return
 from partsong.engines.rounds import Rounds, run_rounds
 from partsong.errors import ParameterError, PartsongError
 
@@ -56,7 +56,7 @@ class InProcess(ABC):
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        known, point = ({}, None) if resume is None else (resume.parties, point_of(resume))
+        known, point = ({}, None) if resume is None else (resume.parties, to_point(resume))
         network = Local(program, shards, schedule, reduction, known, self._visit)
         return Rounds(run_rounds(program, network, schedule, reduction, point, self.record))
 
@@ -75,7 +75,7 @@ class Sequential(InProcess):
         order = list(names)
         if self.shuffle is not None:
             random.Random(self.shuffle).shuffle(order)
-        return one_by_one(work, order)
+        return run_one_by_one(work, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class Parallel(InProcess):
             raise ParameterError(f"workers must be 0 (one per core) or more; got {self.workers}.", parameter="workers")
 
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
-        return side_by_side(work, names, self.workers or runtime.available_threads())
+        return run_in_threads(work, names, self.workers or runtime.available_threads())
 
 
-def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: int) -> dict[str, Result]:
+def run_in_threads(work: Callable[[str], Result], names: Sequence[str], workers: int) -> dict[str, Result]:
     """work(name) for all names in daemon threads; of several errors that of the first name is raised."""
     waiting, done, failed = deque(names), dict[str, Result](), dict[str, BaseException]()
 
@@ -114,13 +114,13 @@ def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: i
                 failed[name] = error
                 waiting.clear()
 
-    crew = [
+    threads = [
         threading.Thread(target=serve, daemon=True, name=f"partsong-party-{i}") for i in range(min(workers, len(names)))
     ]
-    for thread in crew:
+    for thread in threads:
         thread.start()
     try:
-        for thread in crew:
+        for thread in threads:
             thread.join()
     except BaseException:
         waiting.clear()
@@ -131,12 +131,12 @@ def side_by_side(work: Callable[[str], Result], names: Sequence[str], workers: i
     return {name: done[name] for name in names}
 
 
-def one_by_one(work: Callable[[str], Result], names: Sequence[str]) -> dict[str, Result]:
+def run_one_by_one(work: Callable[[str], Result], names: Sequence[str]) -> dict[str, Result]:
     """work(name) for all names in their order."""
     return {name: work(name) for name in names}
 
 
-def point_of(checkpoint: Checkpoint) -> Point:
+def to_point(checkpoint: Checkpoint) -> Point:
     """The server's part of a checkpoint. What a reduction keeps from sum to sum is none of it, and is made again."""
     return Point(checkpoint.index, checkpoint.server, checkpoint.model)
 
@@ -173,7 +173,7 @@ class Local:
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
         """Ask the parties and serve their answers."""
         if ask.kind == "work" and ask.attempt == 0:
-            self._parties.start(ask.index, ask.stops)
+            self._parties.start(ask.index, ask.error_note)
         answers = self._parties.answer(ask)
         served = serve(answers)
         self._seen = dict(answers.messages)
@@ -191,7 +191,7 @@ class Local:
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
         """The states of all parties, also of those that have left."""
-        return self._parties.count(worked)
+        return self._parties.finish_round(worked)
 
 
 class LocalParties:
@@ -205,7 +205,7 @@ class LocalParties:
         reduction: Reduction,
         layout: Layout,
         states: Mapping[str, State],
-        visit: Visit = one_by_one,
+        visit: Visit = run_one_by_one,
     ) -> None:
         expected, threads = program.upload_spec(layout), schedule.kernel_threads
         self.parties = {
@@ -225,51 +225,53 @@ class LocalParties:
         if ask.kind == "work":
             faults = dict(self._unstarted)
             able = [name for name in names if name not in faults]
-            faults |= self._visited(lambda name: self.parties[name].worked(self.states[name], ask), able, ask.stops)
+            faults |= self._try_each(
+                lambda name: self.parties[name].do_work(self.states[name], ask), able, ask.error_note
+            )
         messages: dict[str, Message] = {}
         for name in (name for name in names if name not in faults):
             party, state = self.parties[name], self.states[name]
             try:
-                state = party.begun(state, ask) if ask.kind == "work" else state
+                state = party.begin_sum(state, ask) if ask.kind == "work" else state
                 if name not in ask.dropouts:
-                    state, messages[name] = party.sent(state, ask)
+                    state, messages[name] = party.send(state, ask)
             except PartsongError as error:
-                faults[name] = fault_of(error, ask.stops)
-                state = replace(state, sending=None)
+                faults[name] = raise_or_return(error, ask.error_note)
+                state = replace(state, sum_state=None)
             self.states[name] = state
         return Answers(messages, dict(sorted(faults.items())))
 
-    def start(self, index: int, stops: str | None, names: Sequence[str] | None = None) -> None:
+    def start(self, index: int, error_note: str | None, names: Sequence[str] | None = None) -> None:
         """Enrol and start those of them (None: all) who have not started. Who cannot is at fault until it can."""
         chosen = list(self.parties) if names is None else names
         for name in (name for name in chosen if name not in self.states):
-            self.states[name] = self.parties[name].enrolled()
+            self.states[name] = self.parties[name].set_up()
             if name in self._known:
                 self.states[name] = replace(self.states[name], program=self._known.pop(name), has_started=True)
         new = [name for name in chosen if not self.states[name].has_started]
         if new:
 
             def start(name: str) -> PartyState:
-                return self.parties[name].started(self.states[name], index)
+                return self.parties[name].start(self.states[name], index)
 
             others = {name: error for name, error in self._unstarted.items() if name not in new}
-            self._unstarted = others | self._visited(start, new, stops)
+            self._unstarted = others | self._try_each(start, new, error_note)
 
     def end_sum(self) -> None:
         """A sum is done: nothing of the uploads is kept."""
         for name, state in self.states.items():
-            self.states[name] = self.parties[name].summed(state)
+            self.states[name] = self.parties[name].end_sum(state)
 
-    def count(self, worked: Collection[str]) -> dict[str, State]:
+    def finish_round(self, worked: Collection[str]) -> dict[str, State]:
         """The work of these parties counts. Returns all states that there are, by name."""
         for name, state in self.states.items():
             if state.work is not None:
-                self.states[name] = self.parties[name].counted(state, counts=name in worked)
+                self.states[name] = self.parties[name].finish_round(state, counts=name in worked)
         started = {name: state.program for name, state in self.states.items() if state.has_started}
         return {**self._known, **started}
 
-    def _visited(
-        self, step: Callable[[str], PartyState], names: Sequence[str], stops: str | None
+    def _try_each(
+        self, step: Callable[[str], PartyState], names: Sequence[str], error_note: str | None
     ) -> dict[str, PartsongError]:
         """Take a step at each of these parties; returns the errors of those where it failed."""
 
@@ -277,7 +279,7 @@ class LocalParties:
             try:
                 return step(name)
             except PartsongError as error:
-                return fault_of(error, stops)
+                return raise_or_return(error, error_note)
 
         done = self._visit(attempt, names)
         self.states.update({name: state for name, state in done.items() if isinstance(state, PartyState)})

@@ -23,13 +23,13 @@ from partsong.engines.ranks import IN_ORDER, run_ranks
 from partsong.engines.rounds import Rounds
 from partsong.errors import CompositionError, MissingExtra
 
-TAG = 20017
+COLLECTIVE_TAG = 20017
 """Of our messages between two ranks; use a duplicate of the communicator to receive messages with any tag yourself."""
 
-PIECE = 1 << 30
+MAX_CALL = 1 << 30
 """Bytes or numbers in one call: counts in MPI are 32-bit integers."""
 
-EAGER, PAUSE = 3e-4, 3e-5
+SPIN_SECONDS, POLL_SECONDS = 3e-4, 3e-5
 """Seconds for which a rank looks for the others without a pause, and between two looks after that."""
 
 
@@ -37,7 +37,7 @@ _unfinished: list[Any] = []
 """Requests that nobody waits for any longer; MPI may still write to their buffers."""
 
 
-def have_arrived(*requests: Any, patience: float | None = None) -> bool:
+def wait_for(*requests: Any, timeout: float | None = None) -> bool:
     """Wait for requests: at once for those who are about to come, without using up the core for those who are not.
 
     False if they are not there after `patience` seconds. What was asked for goes on without us, then and after Ctrl-C.
@@ -47,22 +47,22 @@ def have_arrived(*requests: Any, patience: float | None = None) -> bool:
         for request in requests:
             while not request.Test():
                 waited = time.monotonic() - began
-                if patience is not None and waited > patience:
+                if timeout is not None and waited > timeout:
                     _unfinished.extend(requests)
                     return False
-                if waited > EAGER:
-                    time.sleep(PAUSE)
+                if waited > SPIN_SECONDS:
+                    time.sleep(POLL_SECONDS)
     except BaseException:
         _unfinished.extend(requests)
         raise
     return True
 
 
-def in_pieces(buffer: Buffer) -> Iterator[Any]:
+def split_buffer(buffer: Buffer) -> Iterator[Any]:
     """Views of a one-dimensional buffer, short enough for one call."""
     flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else buffer
-    for start in range(0, len(flat), PIECE):
-        yield flat[start : start + PIECE]
+    for start in range(0, len(flat), MAX_CALL):
+        yield flat[start : start + MAX_CALL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class Mpi:
         return MpiCommunicator(MPI.COMM_WORLD if self.comm is None else self.comm, MPI)
 
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Where launchers of MPI say how many ranks they have started."""
 
 
 def launched_ranks() -> int | None:
     """How many ranks mpiexec says it has started; None where it has not started this process."""
-    return next((int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()), None)
+    return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), None)
 
 
 def require_launched_together(communicator: MpiCommunicator) -> None:
@@ -135,36 +135,36 @@ class MpiCommunicator:
     def size(self) -> int:
         return int(self.comm.Get_size())
 
-    def all_gather(self, card: bytes, patience: float | None = None) -> list[bytes] | None:
-        if patience is not None and self.library.Is_finalized():
+    def all_gather(self, card: bytes, timeout: float | None = None) -> list[bytes] | None:
+        if timeout is not None and self.library.Is_finalized():
             return None
         if self.size == 1:
             return [card]
         shown = np.empty((self.size, len(card)), np.uint8)
         request = self.comm.Iallgather(np.frombuffer(card, np.uint8), shown)
-        if not have_arrived(request, patience=patience):
+        if not wait_for(request, timeout=timeout):
             return None
         return [row.tobytes() for row in shown]
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
         if self.rank > 0:
-            for piece in in_pieces(parcel):
-                have_arrived(self.comm.Isend(piece, dest=0, tag=TAG))
+            for piece in split_buffer(parcel):
+                wait_for(self.comm.Isend(piece, dest=0, tag=COLLECTIVE_TAG))
             return []
         parcels = [parcel, *(np.empty(size, np.uint8) for size in sizes[1:])]
         waiting = [
-            self.comm.Irecv(piece, source=source, tag=TAG)
+            self.comm.Irecv(piece, source=source, tag=COLLECTIVE_TAG)
             for source in range(1, self.size)
-            for piece in in_pieces(parcels[source])
+            for piece in split_buffer(parcels[source])
         ]
-        have_arrived(*waiting)
+        wait_for(*waiting)
         return parcels
 
     def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
         buffer = np.empty(size, np.uint8) if parcel is None else parcel
         if self.size > 1:
-            for piece in in_pieces(buffer):
-                have_arrived(self.comm.Ibcast(piece, root=0))
+            for piece in split_buffer(buffer):
+                wait_for(self.comm.Ibcast(piece, root=0))
         return buffer
 
     def sum(self, array: Array) -> Array:
@@ -176,7 +176,7 @@ class MpiCommunicator:
             return self.sum(array.T).T
         total = np.array(array, order="C")
         if self.size > 1:
-            for piece in in_pieces(total.reshape(-1)):
+            for piece in split_buffer(total.reshape(-1)):
                 self.comm.Allreduce(self.library.IN_PLACE, piece)
         return total
 
@@ -186,13 +186,13 @@ class MpiCommunicator:
         self.comm.Abort(1)
 
 
-LETTERS = TAG + 1
+PACKET_TAG = COLLECTIVE_TAG + 1
 """The tag of letters."""
 
 HEADER = struct.Struct("<BQ")
 
 
-class Word(enum.IntEnum):
+class Tag(enum.IntEnum):
     """What a letter is about: the first four come from workers, the last two from the server."""
 
     WORK = 0
@@ -204,47 +204,47 @@ class Word(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Packet:
     """Who says what."""
 
     sender: int
-    word: Word
+    tag: Tag
     parcel: Buffer
 
 
-class Post(Protocol):
+class PacketChannel(Protocol):
     """Letters from one rank to another, in the order in which they were sent."""
 
-    def send(self, to: int, word: Word, parcel: Buffer = b"") -> None:
+    def send(self, to: int, tag: Tag, parcel: Buffer = b"") -> None:
         """Returns once the parcel may be changed."""
 
-    def receive(self, patience: float | None = None) -> Letter | None:
+    def receive(self, timeout: float | None = None) -> Packet | None:
         """The next letter from anybody, or None if there is none after `patience` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class MpiPost:
+class MpiChannel:
     """Upper-case methods of mpi4py; its lower-case ones would pickle."""
 
     communicator: MpiCommunicator
 
-    def send(self, to: int, word: Word, parcel: Buffer = b"") -> None:
+    def send(self, to: int, tag: Tag, parcel: Buffer = b"") -> None:
         """A header of nine bytes, then the parcel in pieces; all at once, so that no interrupt leaves half a letter."""
         comm = self.communicator.comm
-        header = np.frombuffer(HEADER.pack(word, len(parcel)), np.uint8)
-        have_arrived(*(comm.Isend(piece, dest=to, tag=LETTERS) for piece in (header, *in_pieces(parcel))))
+        header = np.frombuffer(HEADER.pack(tag, len(parcel)), np.uint8)
+        wait_for(*(comm.Isend(piece, dest=to, tag=PACKET_TAG) for piece in (header, *split_buffer(parcel))))
 
-    def receive(self, patience: float | None = None) -> Letter | None:
+    def receive(self, timeout: float | None = None) -> Packet | None:
         comm, library = self.communicator.comm, self.communicator.library
         probe = _Probe(comm, library.ANY_SOURCE, library.Status())
-        if not have_arrived(probe, patience=patience):
+        if not wait_for(probe, timeout=timeout):
             return None
         sender, header = probe.status.Get_source(), np.empty(HEADER.size, np.uint8)
-        have_arrived(comm.Irecv(header, source=sender, tag=LETTERS))
-        word, size = HEADER.unpack(header.tobytes())
+        wait_for(comm.Irecv(header, source=sender, tag=PACKET_TAG))
+        tag, size = HEADER.unpack(header.tobytes())
         parcel = np.empty(size, np.uint8)
-        have_arrived(*(comm.Irecv(piece, source=sender, tag=LETTERS) for piece in in_pieces(parcel)))
-        return Letter(sender, Word(word), parcel)
+        wait_for(*(comm.Irecv(piece, source=sender, tag=PACKET_TAG) for piece in split_buffer(parcel)))
+        return Packet(sender, Tag(tag), parcel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,4 +256,4 @@ class _Probe:
     status: Any
 
     def Test(self) -> bool:
-        return bool(self.comm.Iprobe(source=self.source, tag=LETTERS, status=self.status))
+        return bool(self.comm.Iprobe(source=self.source, tag=PACKET_TAG, status=self.status))

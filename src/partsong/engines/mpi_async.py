@@ -31,23 +31,23 @@ from partsong.core.interfaces import (
     State,
     WorkItem,
 )
-from partsong.engines.arrivals import AsyncConfig, ask_for, asynchronous, run_arrivals
+from partsong.engines.arrivals import AsyncConfig, ask_for, async_config, run_arrivals
 from partsong.engines.collective import (
-    PATIENCE,
-    Card,
+    ERROR_TIMEOUT,
     Communicator,
-    Ended,
-    agree,
-    as_text,
-    at_the_server,
-    from_text,
-    tell,
+    RunEnded,
+    StatusCard,
+    all_gather_status,
+    broadcast_error,
+    error_from_text,
+    error_to_text,
+    run_on_rank_0,
 )
 from partsong.engines.consistency import Placement, agree_on_run
 from partsong.engines.local import LocalParties
-from partsong.engines.mpi import Letter, Mpi, MpiPost, Post, Word
-from partsong.engines.party import named
-from partsong.engines.rounds import LeftByError, Rounds, stops_of
+from partsong.engines.mpi import Mpi, MpiChannel, Packet, PacketChannel, Tag
+from partsong.engines.party import annotate_errors
+from partsong.engines.rounds import CallerError, Rounds, error_note_for
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import ParameterError, PartsongError
 
@@ -83,12 +83,12 @@ class AsynchronousMpi:
     ) -> Rounds:
         """Arrivals at rank 0, own contributions and the end elsewhere."""
         communicator = Mpi(self.comm).communicator()
-        post, is_resumed = MpiPost(communicator), resume is not None
+        channel, is_resumed = MpiChannel(communicator), resume is not None
         if communicator.rank == 0:
-            arrivals = MpiArrivals(communicator, post, program, shards, schedule, reduction, is_resumed)
+            arrivals = MpiArrivals(communicator, channel, program, shards, schedule, reduction, is_resumed)
             return Rounds(run_arrivals(program, arrivals, schedule, reduction, resume, self.record))
         known = {} if resume is None else resume.parties
-        worker = Worker(communicator, post, program, shards, schedule, reduction, is_resumed, known, self.record)
+        worker = Worker(communicator, channel, program, shards, schedule, reduction, is_resumed, known, self.record)
         return Rounds(worker.rounds())
 
 
@@ -103,19 +103,19 @@ class Ending(Round):
 
 
 @contextmanager
-def _ending_together(rank: int, fail: Callable[[BaseException], None], leave: Callable[[], None]) -> Iterator[None]:
+def _ending_at_all(rank: int, fail: Callable[[BaseException], None], leave: Callable[[], None]) -> Iterator[None]:
     """Within this block an error here ends the run everywhere, and so does a caller that leaves its loop; an end that
     another rank has told of is its error.
     """
     try:
         yield
-    except LeftByError as left:
+    except CallerError as left:
         fail(left.as_fault(rank))
         raise
     except GeneratorExit:
         leave()
         raise
-    except Ended as end:
+    except RunEnded as end:
         if end.error is not None:
             raise end.error from None
     except BaseException as error:
@@ -133,14 +133,14 @@ class MpiArrivals:
     def __init__(
         self,
         communicator: Communicator,
-        post: Post,
+        channel: PacketChannel,
         program: Program,
         shards: Sequence[Shard],
         schedule: Schedule,
         reduction: Reduction,
         is_resumed: bool,
     ) -> None:
-        self._communicator, self._post = communicator, post
+        self._communicator, self._post = communicator, channel
         self._program, self._shards, self._schedule = program, tuple(shards), schedule
         self._others = {"reduction": reduction, "resume": is_resumed}
         self._waiting: set[int] = set()
@@ -155,8 +155,8 @@ class MpiArrivals:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Agree on all settings; an error is told to all ranks, and so is that the caller has seen enough."""
-        with _ending_together(self._communicator.rank, self._fail, self._leave):
-            placed = _placed(self._communicator, self._program, self._shards, self._schedule, self._others)
+        with _ending_at_all(self._communicator.rank, self._fail, self._leave):
+            placed = _agree_on_placement(self._communicator, self._program, self._shards, self._schedule, self._others)
             self.layout, self._homes = placed.layout, placed.homes
             self._expected = self._program.upload_spec(placed.layout)
             yield
@@ -168,7 +168,7 @@ class MpiArrivals:
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
         """The workers have started their parties; their states stay there, and nobody knows when items are due."""
-        agree(self._communicator, Card())
+        all_gather_status(self._communicator, StatusCard())
         self._began = time.perf_counter() - point.clock
         items = {name: replace(item, due=None) for name, item in point.items.items()}
         self._point, self._waiting = replace(point, parties={}, items=items), set(self._homes.values())
@@ -178,32 +178,32 @@ class MpiArrivals:
         """One letter to each worker whose parties these are."""
         for rank in sorted({self._homes[name] for name in items}):
             own = {name: item for name, item in items.items() if self._homes[name] == rank}
-            self._send(rank, Word.GO_ON, self._answer(own))
+            self._send(rank, Tag.GO_ON, self._answer(own))
             self._working.add(rank)
 
     def next(self) -> Arrival | None:
         """The next upload; none where a worker has left or failed, which ends the run."""
-        letter = self._post.receive()
-        assert letter is not None
-        self._working.discard(letter.sender)
-        if letter.word in (Word.FAILED, Word.LEFT):
+        packet = self._post.receive()
+        assert packet is not None
+        self._working.discard(packet.sender)
+        if packet.tag in (Tag.FAILED, Tag.LEFT):
             self.has_ended = True
-            self._left_at = letter.sender if letter.word is Word.LEFT else None
+            self._left_at = packet.sender if packet.tag is Tag.LEFT else None
             return None
-        self._waiting.add(letter.sender)
-        return self._opened(letter)
+        self._waiting.add(packet.sender)
+        return self._to_arrival(packet)
 
-    def _opened(self, letter: Letter) -> Arrival:
+    def _to_arrival(self, packet: Packet) -> Arrival:
         """What a letter says; uploads are looked at once more."""
-        found = decode(letter.parcel, device=self._communicator.device)
+        found = decode(packet.parcel, device=self._communicator.device)
         clock = time.perf_counter() - self._began
-        if letter.word is Word.REFUSED:
+        if packet.tag is Tag.REFUSED:
             name, fault = found
-            return Arrival(name, from_text(*fault), clock)
+            return Arrival(name, error_from_text(*fault), clock)
         assert self._point is not None
         ((name, message),) = found.items()
         try:
-            with named(name, "arrival", self._point.index):
+            with annotate_errors(name, "arrival", self._point.index):
                 check_upload(name, message, self._expected)
         except PartsongError as error:
             if self._schedule.on_party_error == "raise":
@@ -222,13 +222,13 @@ class MpiArrivals:
         if self._is_closed or self._point is None:
             return
         self._end_waiting()
-        self._hear_out()
-        agree(self._communicator, Card())
-        at_the_server(self._communicator, self._ending)
+        self._drain()
+        all_gather_status(self._communicator, StatusCard())
+        run_on_rank_0(self._communicator, self._ending)
         self._is_closed = True
 
-    def _send(self, rank: int, word: Word, parcel: Buffer = b"") -> None:
-        self._post.send(rank, word, parcel)
+    def _send(self, rank: int, tag: Tag, parcel: Buffer = b"") -> None:
+        self._post.send(rank, tag, parcel)
         self._waiting.discard(rank)
 
     def _answer(self, items: Mapping[str, WorkItem]) -> Buffer:
@@ -245,19 +245,19 @@ class MpiArrivals:
         """The end for those who wait; who has contributed last also hears what became of it."""
         if self._answered is not None and self._point is not None:
             (name,) = self._answered.bytes_up
-            self._send(self._homes[name], Word.END, self._answer({name: self._point.items[name]}))
+            self._send(self._homes[name], Tag.END, self._answer({name: self._point.items[name]}))
         for rank in sorted(self._waiting):
-            self._send(rank, Word.END)
+            self._send(rank, Tag.END)
 
-    def _hear_out(self, patience: float | None = None) -> None:
+    def _drain(self, timeout: float | None = None) -> None:
         began = time.monotonic()
         while self._working:
-            letter = self._post.receive(None if patience is None else patience - (time.monotonic() - began))
-            if letter is None:
+            packet = self._post.receive(None if timeout is None else timeout - (time.monotonic() - began))
+            if packet is None:
                 return
-            if letter.word in (Word.WORK, Word.REFUSED):
-                self._post.send(letter.sender, Word.END)
-            self._working.discard(letter.sender)
+            if packet.tag in (Tag.WORK, Tag.REFUSED):
+                self._post.send(packet.sender, Tag.END)
+            self._working.discard(packet.sender)
 
     def _ending(self) -> tuple[dict[str, Message], list[object]]:
         assert self._point is not None
@@ -269,11 +269,11 @@ class MpiArrivals:
             return
         with suppress(Exception):
             for rank in sorted(self._waiting):
-                self._send(rank, Word.END)
-            self._hear_out(PATIENCE)
+                self._send(rank, Tag.END)
+            self._drain(ERROR_TIMEOUT)
             if self._working:
                 self._communicator.abort(f"Rank 0 failed: {type(error).__name__}: {error}")
-        tell(self._communicator, error)
+        broadcast_error(self._communicator, error)
 
 
 @dataclass(slots=True)
@@ -284,7 +284,7 @@ class Worker:
     """
 
     communicator: Communicator
-    post: Post
+    channel: PacketChannel
     program: Program
     shards: Sequence[Shard]
     schedule: Schedule
@@ -293,22 +293,22 @@ class Worker:
     known: Mapping[str, State]
     record: bool
     parties: LocalParties = field(init=False)
-    stops: str | None = None
+    error_note: str | None = None
     items: dict[str, WorkItem] = field(default_factory=dict)
     sent: tuple[str, Message | None] | None = None
-    awaits_letter: bool = False
+    awaits_packet: bool = False
     is_over: bool = False
-    has_begun: bool = False
+    is_running: bool = False
     began: float = field(default_factory=time.perf_counter)
     clock: float = 0.0
 
     def rounds(self) -> Generator[Round]:
         """A Round for every contribution of an own party, and an Ending."""
         last: Ending | None = None
-        with _ending_together(self.communicator.rank, self._fail, self._leave):
+        with _ending_at_all(self.communicator.rank, self._fail, self._leave):
             self._join()
             while not self.is_over:
-                done = self._hear()
+                done = self._receive()
                 if done is not None:
                     yield done
                     del done
@@ -321,25 +321,25 @@ class Worker:
     def _join(self) -> None:
         """Agree on the run, and start the own parties."""
         others = {"reduction": self.reduction, "resume": self.is_resumed}
-        layout = _placed(self.communicator, self.program, self.shards, self.schedule, others).layout
-        run: AsyncConfig = asynchronous(self.program, self.schedule, layout, self.reduction, self.record)
+        layout = _agree_on_placement(self.communicator, self.program, self.shards, self.schedule, others).layout
+        run: AsyncConfig = async_config(self.program, self.schedule, layout, self.reduction, self.record)
         own = {shard.name for shard in self.shards}
         known = {name: state for name, state in self.known.items() if name in own}
-        self.known, self.stops = {}, stops_of(run.schedule, layout)
+        self.known, self.error_note = {}, error_note_for(run.schedule, layout)
         self.parties = LocalParties(self.program, self.shards, self.schedule, self.reduction, layout, known)
-        self.parties.start(0, self.stops)
-        agree(self.communicator, Card())
-        self.has_begun = self.awaits_letter = True
+        self.parties.start(0, self.error_note)
+        all_gather_status(self.communicator, StatusCard())
+        self.is_running = self.awaits_packet = True
         self.began = time.perf_counter()
 
-    def _hear(self) -> Round | None:
+    def _receive(self) -> Round | None:
         """The server's answer; the round that it makes of the contribution before, if there was one."""
-        letter = self.post.receive()
-        assert letter is not None
-        self.awaits_letter, self.is_over = False, letter.word is Word.END
-        if not len(letter.parcel):
+        packet = self.channel.receive()
+        assert packet is not None
+        self.awaits_packet, self.is_over = False, packet.tag is Tag.END
+        if not len(packet.parcel):
             return None
-        models, (numbers, became) = decode(letter.parcel, device=self.communicator.device)
+        models, (numbers, became) = decode(packet.parcel, device=self.communicator.device)
         self.items = {**self.items, **{name: WorkItem(models[name], *numbers[name]) for name in models}}
         return None if became is None else self._round(*became)
 
@@ -347,7 +347,7 @@ class Worker:
         assert self.sent is not None
         (name, message), self.sent = self.sent, None
         taken = None if refused else message
-        states = self.parties.count(() if taken is None else (name,))
+        states = self.parties.finish_round(() if taken is None else (name,))
         model, seconds = self.items[name].model, self._seconds()
         after = AsyncCheckpoint(index + 1, states, None, model, dict(self.items), self.clock)
         if taken is None:
@@ -358,27 +358,27 @@ class Worker:
     def _contribute(self) -> None:
         """One piece of work of the party whose turn it is, sent to the server; or the error, if it is left out."""
         name = min(self.items, key=lambda party: (self.items[party].number, party))
-        ask = ask_for(name, self.items[name], self.stops)
-        self.parties.start(ask.index, self.stops, [name])
+        ask = ask_for(name, self.items[name], self.error_note)
+        self.parties.start(ask.index, self.error_note, [name])
         answers = self.parties.answer(ask)
         self.parties.end_sum()
-        self.awaits_letter = True
+        self.awaits_packet = True
         fault = answers.faults.get(name)
         self.sent = name, answers.messages.get(name)
         if fault is None:
-            self.post.send(0, Word.WORK, encode(dict(answers.messages)))
+            self.channel.send(0, Tag.WORK, encode(dict(answers.messages)))
         else:
-            self.post.send(0, Word.REFUSED, encode((name, as_text(fault))))
+            self.channel.send(0, Tag.REFUSED, encode((name, error_to_text(fault))))
 
     def _conclude(self) -> Ending:
         """The end of the run: the server's last state and model, with the states of the own parties."""
         self.is_over = True
-        self.has_begun = False
-        agree(self.communicator, Card())
-        messages, (index, server, left_at) = at_the_server(self.communicator, _nothing)
+        self.is_running = False
+        all_gather_status(self.communicator, StatusCard())
+        messages, (index, server, left_at) = run_on_rank_0(self.communicator, _nothing)
         model = messages["model"]
         metrics, seconds = self.program.metrics(server), self._seconds()
-        after = AsyncCheckpoint(index, self.parties.count(()), server, model, dict(self.items), self.clock)
+        after = AsyncCheckpoint(index, self.parties.finish_round(()), server, model, dict(self.items), self.clock)
         return Ending(index - 1, model, metrics, (), {}, 0, seconds, after, left_at=left_at)
 
     def _seconds(self) -> float:
@@ -387,27 +387,27 @@ class Worker:
 
     def _leave(self) -> None:
         """The caller has seen enough: the run ends for all."""
-        if not self.has_begun:
+        if not self.is_running:
             return
         with suppress(Exception):  # of another rank, which raises it itself, or of a transport that has ended before
             if not self.is_over:
-                self.post.send(0, Word.LEFT)
+                self.channel.send(0, Tag.LEFT)
             self._conclude()
 
     def _fail(self, error: BaseException) -> None:
         """Let the server know that it should listen, and tell everybody; no letter is left for the next run to find."""
         with suppress(Exception):
-            letter = self.post.receive(PATIENCE) if self.awaits_letter else None
-            if self.has_begun and not self.is_over and (letter is None or letter.word is not Word.END):
-                self.post.send(0, Word.FAILED)
-        tell(self.communicator, error)
+            packet = self.channel.receive(ERROR_TIMEOUT) if self.awaits_packet else None
+            if self.is_running and not self.is_over and (packet is None or packet.tag is not Tag.END):
+                self.channel.send(0, Tag.FAILED)
+        broadcast_error(self.communicator, error)
 
 
 def _nothing() -> tuple[Mapping[str, Message], Any]:
     return {}, None
 
 
-def _placed(
+def _agree_on_placement(
     communicator: Communicator, program: Program, shards: Sequence[Shard], schedule: Schedule, others: Mapping[str, Any]
 ) -> Placement:
     if communicator.size < 2:

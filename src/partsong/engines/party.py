@@ -18,7 +18,7 @@ from partsong.errors import PartsongError, TooFewParties
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LocalResult:
     """What `local` made of the model of one round; the upload goes once its sum is done."""
 
     index: int
@@ -36,9 +36,9 @@ class PartyState:
 
     program: State = None
     has_started: bool = False
-    lasting: State = None
-    work: Work | None = None
-    sending: State = None
+    reduction_state: State = None
+    work: LocalResult | None = None
+    sum_state: State = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Party:
     expected: Expected
     kernel_threads: int = 1
 
-    def enrolled(self) -> PartyState:
+    def set_up(self) -> PartyState:
         """Before anything: the reduction's keys, if it has some."""
-        return PartyState(lasting=self.reduction.setup_party(self.shard.name, self.shard.secret, self.layout))
+        return PartyState(reduction_state=self.reduction.setup_party(self.shard.name, self.shard.secret, self.layout))
 
-    def started(self, state: PartyState, index: int) -> PartyState:
+    def start(self, state: PartyState, index: int) -> PartyState:
         """With a first state of the program."""
-        with runtime.limit_kernel_threads(self.kernel_threads), named(self.shard.name, "start", index):
+        with runtime.limit_kernel_threads(self.kernel_threads), annotate_errors(self.shard.name, "start", index):
             program = self.program.start_party(self.shard, self.layout)
-        return PartyState(program, True, state.lasting, state.work, state.sending)
+        return PartyState(program, True, state.reduction_state, state.work, state.sum_state)
 
-    def worked(self, state: PartyState, ask: Ask) -> PartyState:
+    def do_work(self, state: PartyState, ask: Ask) -> PartyState:
         """The program's work on the model, once in a round.
 
         The upload is checked here, where it leaves the party: nobody else sees it under a reduction that hides uploads.
@@ -70,59 +70,65 @@ class Party:
         if state.work is not None and state.work.index == ask.index:
             return state
         name = self.shard.name
-        with runtime.limit_kernel_threads(self.kernel_threads), named(name, "local", ask.index):
+        with runtime.limit_kernel_threads(self.kernel_threads), annotate_errors(name, "local", ask.index):
             after, upload = self.program.local(self.shard, state.program, ask.message)
-        with named(name, "upload", ask.index):
+        with annotate_errors(name, "upload", ask.index):
             check_upload(name, upload, self.expected)
-        return PartyState(state.program, state.has_started, state.lasting, Work(ask.index, after, upload))
+        return PartyState(
+            state.program, state.has_started, state.reduction_state, LocalResult(ask.index, after, upload)
+        )
 
-    def begun(self, state: PartyState, ask: Ask) -> PartyState:
+    def begin_sum(self, state: PartyState, ask: Ask) -> PartyState:
         """The upload enters a sum among the participants."""
         assert state.work is not None
         assert state.work.upload is not None
         context = ReductionContext(ask.index, ask.participants, self.layout, ask.message)
-        with named(self.shard.name, "reduction", ask.index):
-            sending = self.reduction.start(state.lasting, state.work.upload, self.program.aggregation, context)
-        return PartyState(state.program, state.has_started, state.lasting, state.work, sending)
+        with annotate_errors(self.shard.name, "reduction", ask.index):
+            sum_state = self.reduction.start(
+                state.reduction_state, state.work.upload, self.program.aggregation, context
+            )
+        return PartyState(state.program, state.has_started, state.reduction_state, state.work, sum_state)
 
-    def sent(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
+    def send(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
         """What the party sends in one phase of the sum."""
         reply = ask.message if ask.kind == "reduce" else Message({})
-        with named(self.shard.name, f"reduction phase {ask.phase}", ask.index):
-            sending, message = self.reduction.client_step(ask.phase, state.sending, reply)
-        return PartyState(state.program, state.has_started, state.lasting, state.work, sending), message
+        with annotate_errors(self.shard.name, f"reduction phase {ask.phase}", ask.index):
+            sum_state, message = self.reduction.client_step(ask.phase, state.sum_state, reply)
+        return PartyState(state.program, state.has_started, state.reduction_state, state.work, sum_state), message
 
     def answer(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
         """The answer to an ask, of either kind."""
         if ask.kind == "work":
-            state = self.begun(self.worked(state, ask), ask)
-        return self.sent(state, ask)
+            state = self.begin_sum(self.do_work(state, ask), ask)
+        return self.send(state, ask)
 
-    def summed(self, state: PartyState) -> PartyState:
+    def end_sum(self, state: PartyState) -> PartyState:
         """After a sum: what the reduction has learned is kept, and the upload goes."""
-        work = None if state.work is None else Work(state.work.index, state.work.state, None)
-        lasting = state.lasting if state.sending is None else self.reduction.finish_party(state.sending)
-        return PartyState(state.program, state.has_started, lasting, work)
+        work = None if state.work is None else LocalResult(state.work.index, state.work.state, None)
+        reduction_state = (
+            state.reduction_state if state.sum_state is None else self.reduction.finish_party(state.sum_state)
+        )
+        return PartyState(state.program, state.has_started, reduction_state, work)
 
-    def counted(self, state: PartyState, *, counts: bool = True) -> PartyState:
+    def finish_round(self, state: PartyState, *, counts: bool = True) -> PartyState:
         """After a round: the state that the work led to is the party's state, if its work counts."""
         assert not counts or state.work is not None
         program = state.work.state if counts and state.work is not None else state.program
-        return PartyState(program, state.has_started, state.lasting, None, state.sending)
+        return PartyState(program, state.has_started, state.reduction_state, None, state.sum_state)
 
 
-def fault_of(error: PartsongError, stops: str | None) -> PartsongError:
+def raise_or_return(error: PartsongError, error_note: str | None) -> PartsongError:
     """The error as a value; raised instead where faults stop the run, or where it is about the sum and no party."""
-    if stops is not None:
-        if stops:
-            error.add_note(stops)
+    if error_note is not None:
+        if error_note:
+            error.add_note(error_note)
         raise error
     if isinstance(error, TooFewParties):
         raise error
     return error.with_traceback(None)  # which holds the party's arrays
 
 
-class named:
+class annotate_errors:
     """Adds party, stage and round to any error that leaves the block."""
 
     def __init__(self, party: str, stage: str, index: int) -> None:

@@ -44,25 +44,25 @@ from partsong.core.interfaces import (
     State,
 )
 from partsong.engines.collective import (
-    Card,
     Communicator,
-    Ended,
-    agree,
-    as_text,
-    at_the_server,
-    from_text,
+    RunEnded,
+    StatusCard,
+    all_gather_status,
+    all_gather_text,
+    broadcast_error,
+    error_from_text,
+    error_to_text,
     leave,
-    share,
-    tell,
+    run_on_rank_0,
 )
 from partsong.engines.consistency import agree_on_run
-from partsong.engines.local import LocalParties, point_of
-from partsong.engines.rounds import LeftByError, Rounds, run_rounds
+from partsong.engines.local import LocalParties, to_point
+from partsong.engines.rounds import CallerError, Rounds, run_rounds
 from partsong.errors import CompositionError, ParameterError, PartsongError, PartyError
 
 IN_ORDER, ALL_REDUCE = "in order", "all-reduce"
 
-DRIFT = {"float64": 1e-6}
+MAX_DRIFT = {"float64": 1e-6}
 """How far, relative to themselves, the norms of the ranks' models may differ; 1e-3 for other number types."""
 
 SUMMABLE = ("float32", "float64")
@@ -84,7 +84,7 @@ def run_ranks(
     An error at any rank is raised at all. A caller that leaves its loop at one rank ends it at all, after that round.
     """
     network = Ranks(communicator, program, shards, schedule, reduction, resume, reduce)
-    point = None if resume is None else point_of(resume)
+    point = None if resume is None else to_point(resume)
     return Rounds(run_rounds(program, network, schedule, reduction, point, record))
 
 
@@ -117,19 +117,19 @@ class Ranks:
         try:
             self._join()
             yield
-        except Ended as end:
+        except RunEnded as end:
             if end.error is not None:
                 raise end.error from None
-        except LeftByError as left:
+        except CallerError as left:
             if not self._is_over:
-                tell(self._communicator, left.as_fault(self._communicator.rank))
+                broadcast_error(self._communicator, left.as_fault(self._communicator.rank))
             raise
         except GeneratorExit:
             if not self._is_over:
                 leave(self._communicator)
             raise
         except BaseException as error:
-            tell(self._communicator, error)
+            broadcast_error(self._communicator, error)
             raise
 
     def _join(self) -> None:
@@ -142,7 +142,7 @@ class Ranks:
         placement = agree_on_run(self._communicator, program, shards, schedule, others)
         self.layout, self._homes = placement.layout, placement.homes
         if self._reduce == ALL_REDUCE:
-            check_that_sums_suffice(program.aggregation, self._reduction)
+            require_plain_sums(program.aggregation, self._reduction)
         elsewhere = self._homes.keys() - {shard.name for shard in shards}
         known = {name: state for name, state in self._states.items() if name not in elsewhere}
         self._parties = LocalParties(program, shards, schedule, self._reduction, self.layout, known)
@@ -153,14 +153,14 @@ class Ranks:
         if self._reduction.phases == 1:
             return attempt
         phase = first(attempt.asked) if self._communicator.rank == 0 else 0
-        return replace(attempt, first=agree(self._communicator, Card(first=phase))[0].first)
+        return replace(attempt, first=all_gather_status(self._communicator, StatusCard(first=phase))[0].first)
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
         """Answers of all ranks to rank 0, and what it makes of them to all."""
         communicator, own = self._communicator, self._answered or self._answer(ask)
         self._answered = None
         parcel = encode(dict(own.messages)) if communicator.rank > 0 else b""
-        cards = self._agree(ask, Card(size=len(parcel), faults=len(own.faults)))
+        cards = self._agree(ask, StatusCard(size=len(parcel), faults=len(own.faults)))
         faults = self._all_faults(own) if any(card.faults for card in cards) else {}
         inbox = dict(own.messages)
         for other in communicator.gather(parcel, [card.size for card in cards])[1:]:
@@ -170,10 +170,10 @@ class Ranks:
 
         def work() -> tuple[Mapping[str, Message], list[object]]:
             here.append(serve(answers))
-            return _as_parcel(here[0])
+            return _encode_served(here[0])
 
-        messages, note = at_the_server(communicator, work)
-        served = here[0] if here else _from_parcel(messages[""], note)
+        messages, note = run_on_rank_0(communicator, work)
+        served = here[0] if here else _decode_served(messages[""], note)
         self._seen = dict(answers.messages)
         if ask.phase + 1 == self._reduction.phases and not served.must_restart:
             self._parties.end_sum()
@@ -200,10 +200,10 @@ class Ranks:
 
     def _answer(self, ask: Ask) -> Answers:
         if ask.kind == "work" and ask.attempt == 0:
-            self._parties.start(ask.index, ask.stops)
+            self._parties.start(ask.index, ask.error_note)
         return self._parties.answer(ask)
 
-    def _addend(self, own: Answers, aggregation: Reducible) -> tuple[Message, Card]:
+    def _addend(self, own: Answers, aggregation: Reducible) -> tuple[Message, StatusCard]:
         """Σ lift(upload) over the own parties, and its card; uploads of several sizes have no common form."""
         for name, message in own.messages.items():
             work = self._parties.states[name].work
@@ -216,28 +216,30 @@ class Ranks:
         uploads, sizes = own.messages.values(), {message.nbytes for message in own.messages.values()}
         total = reduce(_add, map(aggregation.lift, uploads)) if uploads else Message({})
         form = _checksum(total) if len(sizes) == 1 else 0
-        return total, Card(upload_bytes=max(sizes, default=0), form=form, faults=len(own.faults))
+        return total, StatusCard(upload_bytes=max(sizes, default=0), form=form, faults=len(own.faults))
 
-    def _agree(self, ask: Ask, card: Card) -> list[Card]:
+    def _agree(self, ask: Ask, card: StatusCard) -> list[StatusCard]:
         """The cards of all ranks; before anything of a round is sent they also show whether the models are the same."""
         if ask.kind == "reduce":
-            return agree(self._communicator, card)
+            return all_gather_status(self._communicator, card)
         norm = _norm(ask.message) if self._communicator.size > 1 else 0.0
-        cards = agree(self._communicator, replace(card, norm=norm))
+        cards = all_gather_status(self._communicator, replace(card, norm=norm))
         self._check_drift(ask.index, [card.norm for card in cards])
         return cards
 
     def _all_faults(self, own: Answers) -> dict[str, PartsongError]:
         """Everybody's faults; sent: for each such party its name, and the kind and message of its error."""
-        texts = share(self._communicator, json.dumps({name: as_text(error) for name, error in own.faults.items()}))
+        texts = all_gather_text(
+            self._communicator, json.dumps({name: error_to_text(error) for name, error in own.faults.items()})
+        )
         pairs = sorted(pair for text in texts for pair in json.loads(text).items())
-        return {name: own.faults.get(name) or from_text(*fault) for name, fault in pairs}
+        return {name: own.faults.get(name) or error_from_text(*fault) for name, fault in pairs}
 
     def _check_drift(self, index: int, norms: Sequence[float]) -> None:
         apart = max(norms) - min(norms)
-        if apart > DRIFT.get(self.layout.dtype, 1e-3) * max(norms):
+        if apart > MAX_DRIFT.get(self.layout.dtype, 1e-3) * max(norms):
             shown = ", ".join(f"{norm:.6g} at rank {rank}" for rank, norm in enumerate(norms))
-            raise Ended(
+            raise RunEnded(
                 PartyError(
                     f"Before round {index} the ranks hold different models (norms: {shown}), although each had the "
                     "same sums. Resume all ranks from checkpoints of one run, on machines of one kind."
@@ -252,12 +254,12 @@ class Ranks:
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
         """The states of the own parties. After the last round the ranks agree once more that all is well."""
         if is_last:
-            agree(self._communicator, Card())
+            all_gather_status(self._communicator, StatusCard())
             self._is_over = True
-        return self._parties.count(worked)
+        return self._parties.finish_round(worked)
 
 
-def check_that_sums_suffice(aggregation: Aggregation, reduction: Reduction) -> None:
+def require_plain_sums(aggregation: Aggregation, reduction: Reduction) -> None:
     """Refuse what needs more than one sum of lifted uploads."""
     way_out = 'Use reduce="in order", which works with all of them.'
     if not isinstance(aggregation, Reducible):
@@ -267,15 +269,15 @@ def check_that_sums_suffice(aggregation: Aggregation, reduction: Reduction) -> N
         raise CompositionError(f"An all-reduce cannot take the place of {type(reduction).__name__}. {way_out}")
 
 
-def _as_parcel(served: Served) -> tuple[Mapping[str, Message], list[object]]:
-    faults = {name: as_text(error) for name, error in served.faults.items()}
+def _encode_served(served: Served) -> tuple[Mapping[str, Message], list[object]]:
+    faults = {name: error_to_text(error) for name, error in served.faults.items()}
     names = [list(served.included), list(served.worked)]
     return {"": served.message}, [*names, faults, dict(served.sizes), served.reply_bytes, served.must_restart]
 
 
-def _from_parcel(message: Message, note: Sequence[Any]) -> Served:
+def _decode_served(message: Message, note: Sequence[Any]) -> Served:
     included, worked, faults, *others = note
-    errors = {name: from_text(*fault) for name, fault in faults.items()}
+    errors = {name: error_from_text(*fault) for name, fault in faults.items()}
     return Served(message, tuple(included), tuple(worked), errors, *others)
 
 

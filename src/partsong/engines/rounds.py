@@ -29,11 +29,11 @@ from partsong.core.interfaces import (
 )
 from partsong.core.streams import stream
 from partsong.engines.upload_checks import (
-    KEPT_OUT,
-    WAYS_ON_WITH_ALL,
+    FIXED_RECOVERY,
+    NOT_IN_COHORT,
     Cohort,
+    check_compatibility,
     check_sum,
-    check_together,
     fixed_cohort,
     require_cohort,
 )
@@ -41,13 +41,13 @@ from partsong.errors import BudgetSpent, DivergenceError, ParameterError, Partso
 
 Faults = Mapping[str, PartsongError]
 
-WAYS_ON = (
+RECOVERY = (
     'To go on without this party: on_party_error="skip", or --on-party-error skip; or the last checkpoint '
     "with the other shards."
 )
 
 
-class LeftByError(Exception):
+class CallerError(Exception):
     """A caller's own loop over the rounds has raised."""
 
     def __init__(self, error: BaseException) -> None:
@@ -83,12 +83,12 @@ class Rounds(Iterator[Round]):
         if error is None:
             self.close()
         else:
-            with suppress(LeftByError):
+            with suppress(CallerError):
                 self.throw(error)
 
     def throw(self, error: BaseException) -> Round:
         """End the run with an error of the caller's own loop."""
-        return self._generator.throw(error if isinstance(error, LeftByError) else LeftByError(error))
+        return self._generator.throw(error if isinstance(error, CallerError) else CallerError(error))
 
     def close(self) -> None:
         """End the run after the round that was yielded last."""
@@ -133,7 +133,7 @@ class SumServer:
         faults = {**self.attempt.refused, **answers.faults}
         if answers.faults and not able:
             ordered = {name: faults[name] for name in sorted(faults)}
-            raise nobody_left(ordered, ask.index) from next(iter(ordered.values()))
+            raise no_party_left_error(ordered, ask.index) from next(iter(ordered.values()))
         if ask.kind == "work":
             require_cohort(self.cohort, able, ask.index, faults)
             if len(able) < len(ask.names) and reduction.hides_uploads and ask.phase == 0:
@@ -152,7 +152,7 @@ class SumServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class RoundSum:
     """The aggregate of a round, whose uploads are in it and whose work counts, and what was sent for it."""
 
     aggregate: Message
@@ -179,7 +179,7 @@ def run_rounds(
     """
     with network.running():
         layout = network.layout
-        check_together(program, reduction, program.upload_spec(layout))
+        check_compatibility(program, reduction, program.upload_spec(layout))
         schedule.check(layout.parties)
         run = RunConfig(program, network, layout, schedule, reduction, record)
         point = point or Point(0, *program.start_server(layout))
@@ -198,7 +198,7 @@ def _one_round(run: RunConfig, point: Point) -> tuple[Round, Point]:
         summed = _sum(run, point, asked, cohort)
         check_sum(summed.aggregate, summed.included, index)
         included, worked, sums, traffic = summed.included, summed.worked, summed.server, summed.traffic
-        refused = {name: KEPT_OUT for name in names if name not in asked}
+        refused = {name: NOT_IN_COHORT for name in names if name not in asked}
         refused |= {name: str(error) for name, error in summed.refused.items() if name not in included}
         up = {name: summed.sizes.get(name, 0) for name in names}
         down, handed_over = point.model.nbytes + summed.reply_bytes, [summed.aggregate]
@@ -211,27 +211,27 @@ def _one_round(run: RunConfig, point: Point) -> tuple[Round, Point]:
     return Round(index, model, metrics, included, up, down, seconds, checkpoint, traffic, refused), after
 
 
-def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | None) -> Summed:
+def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | None) -> RoundSum:
     """Work and sum, among fewer parties again where the server asks for that."""
     attempt = RoundAttempt(point.index, 0, asked)
-    stops = stops_of(run.schedule, run.layout, cohort)
+    error_note = error_note_for(run.schedule, run.layout, cohort)
     while True:
         attempt = run.network.open(attempt, _first_of(run, point))
         server = SumServer(run, point, attempt, cohort, point.sums)
-        served = _work(run, server, stops)
+        served = _work(run, server, error_note)
         refused = {**attempt.refused, **served.faults}
         if not served.must_restart:
-            return _phases(run, server, served, refused, stops)
+            return _phases(run, server, served, refused, error_note)
         attempt = RoundAttempt(point.index, attempt.attempt + 1, served.included, refused=refused)
 
 
-def stops_of(schedule: Schedule, layout: Layout, cohort: Cohort | None = None) -> str | None:
+def error_note_for(schedule: Schedule, layout: Layout, cohort: Cohort | None = None) -> str | None:
     """The words that a fault is raised with; None where faulty parties are left out."""
     if schedule.on_party_error != "raise":
         return None
     if len(layout.parties) == 1:
         return ""
-    return WAYS_ON if cohort is None else WAYS_ON_WITH_ALL
+    return RECOVERY if cohort is None else FIXED_RECOVERY
 
 
 def _first_of(run: RunConfig, point: Point) -> Callable[[tuple[str, ...]], int]:
@@ -241,7 +241,7 @@ def _first_of(run: RunConfig, point: Point) -> Callable[[tuple[str, ...]], int]:
     return first
 
 
-def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
+def _work(run: RunConfig, server: SumServer, error_note: str | None) -> Served:
     """`local` at those who are asked, and the first phase of their sum."""
     attempt, dropouts = server.attempt, run.schedule.dropouts.get(server.point.index, {})
     ask = Ask(
@@ -253,7 +253,7 @@ def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
         names=attempt.asked,
         message=server.point.model,
         dropouts=frozenset(name for name in attempt.asked if dropouts.get(name, run.reduction.phases) <= attempt.first),
-        stops=stops,
+        error_note=error_note,
     )
     try:
         served = run.network.sum(ask, run.program.aggregation)
@@ -265,7 +265,7 @@ def _work(run: RunConfig, server: SumServer, stops: str | None) -> Served:
         raise
 
 
-def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, stops: str | None) -> Summed:
+def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, error_note: str | None) -> RoundSum:
     """The later phases of a sum, each among those who were heard in the one before."""
     attempt, reduction, index = server.attempt, run.reduction, server.point.index
     dropouts, worked, refused = run.schedule.dropouts.get(index, {}), served.worked, dict(refused)
@@ -273,16 +273,18 @@ def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, 
     traffic = [(name, attempt.first, message) for name, message in run.network.seen().items() if run.record]
     for phase in range(attempt.first + 1, reduction.phases):
         names = tuple(name for name in served.included if phase < dropouts.get(name, reduction.phases))
-        before = Ask("reduce", index, attempt.attempt, phase, attempt.asked, names, served.message, stops=stops)
+        before = Ask(
+            "reduce", index, attempt.attempt, phase, attempt.asked, names, served.message, error_note=error_note
+        )
         served = run.network.exchange(before, partial(server.serve, before))
         refused |= served.faults
         sizes |= {name: sizes.get(name, 0) + size for name, size in served.sizes.items()}
         reply_bytes += served.reply_bytes
         traffic += [(name, phase, message) for name, message in run.network.seen().items() if run.record]
-    return Summed(served.message, served.included, worked, refused, sizes, reply_bytes, tuple(traffic), server.state)
+    return RoundSum(served.message, served.included, worked, refused, sizes, reply_bytes, tuple(traffic), server.state)
 
 
-def nobody_left(faults: Faults, index: int) -> PartyError:
+def no_party_left_error(faults: Faults, index: int) -> PartyError:
     """The error of a round in which every party is faulty."""
     kinds = (DivergenceError, BudgetSpent)
     kind = next((kind for kind in kinds if all(isinstance(error, kind) for error in faults.values())), PartyError)

@@ -124,36 +124,36 @@ class TorchCommunicator:
     def size(self) -> int:
         return int(self.torch.distributed.get_world_size(self.group))
 
-    def all_gather(self, card: bytes, patience: float | None = None) -> list[bytes] | None:
+    def all_gather(self, card: bytes, timeout: float | None = None) -> list[bytes] | None:
         if self.size == 1:
             return [card]
         own = self._tensor(card)
         shown = [self.torch.empty_like(own) for _ in range(self.size)]
-        work = self._in_touch(lambda: self.torch.distributed.all_gather(shown, own, group=self.group, async_op=True))
-        until = time.monotonic() + (patience or 0)
-        while patience is not None and not work.is_completed():
+        work = self._exchange(lambda: self.torch.distributed.all_gather(shown, own, group=self.group, async_op=True))
+        until = time.monotonic() + (timeout or 0)
+        while timeout is not None and not work.is_completed():
             if time.monotonic() > until:
                 return None
             time.sleep(0.002)
-        self._in_touch(work.wait)
+        self._exchange(work.wait)
         return [one.cpu().numpy().tobytes() for one in shown]
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
         distributed = self.torch.distributed
         if self.rank > 0:
             tensor = self._tensor(parcel)
-            self._in_touch(lambda: distributed.send(tensor, self._global(0), group=self.group))
+            self._exchange(lambda: distributed.send(tensor, self._global(0), group=self.group))
             return []
         arrived = [self._empty(size) for size in sizes]
         for source in range(1, self.size):
-            self._in_touch(partial(distributed.recv, arrived[source], self._global(source), group=self.group))
+            self._exchange(partial(distributed.recv, arrived[source], self._global(source), group=self.group))
         return [parcel, *(tensor.cpu().numpy() for tensor in arrived[1:])]
 
     def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
         if self.size == 1:
             return parcel
         tensor = self._empty(size) if parcel is None else self._tensor(parcel)
-        self._in_touch(lambda: self.torch.distributed.broadcast(tensor, self._global(0), group=self.group))
+        self._exchange(lambda: self.torch.distributed.broadcast(tensor, self._global(0), group=self.group))
         return tensor.cpu().numpy() if parcel is None else parcel
 
     def sum(self, array: Array) -> Array:
@@ -161,16 +161,16 @@ class TorchCommunicator:
         is_turned = memory_order(array) == "F"
         turned = array.T if is_turned else array
         if isinstance(array, np.ndarray):
-            total = self._summed(self.torch.from_numpy(np.array(turned, order="C"))).numpy()
+            total = self._all_reduced(self.torch.from_numpy(np.array(turned, order="C"))).numpy()
         else:
-            total = self._summed(turned.detach().contiguous().clone())
+            total = self._all_reduced(turned.detach().contiguous().clone())
         return total.T if is_turned else total
 
-    def _summed(self, tensor: Any) -> Any:
+    def _all_reduced(self, tensor: Any) -> Any:
         """Into the tensor itself, if it is on the carrier."""
         carried = tensor.to(self.carrier)
         if self.size > 1:
-            self._in_touch(lambda: self.torch.distributed.all_reduce(carried, group=self.group))
+            self._exchange(lambda: self.torch.distributed.all_reduce(carried, group=self.group))
         return carried.to(tensor.device)
 
     def abort(self, message: str) -> None:
@@ -190,7 +190,7 @@ class TorchCommunicator:
     def _global(self, rank: int) -> int:
         return rank if self.group is None else int(self.torch.distributed.get_global_rank(self.group, rank))
 
-    def _in_touch(self, exchange: Callable[[], Result]) -> Result:
+    def _exchange(self, exchange: Callable[[], Result]) -> Result:
         try:
             return exchange()
         except RuntimeError as error:

@@ -35,21 +35,21 @@ from partsong.errors import (
 SHOWN = 3
 """Positions that an error spells out."""
 
-SPARE = 2**20
+SUM_HEADROOM = 2**20
 """So many numbers of the largest size that is let pass can be added up."""
 
-HEAVIEST = math.sqrt(np.finfo(np.float64).max)
+MAX_WEIGHT = math.sqrt(np.finfo(np.float64).max)
 """The largest weight that can be multiplied with a factor."""
 
 ANY = ArraySpec((), kind="")
 """Where nothing is stated: any numbers, if they are finite."""
 
-Kind = Mapping[str, ArraySpec]
-Expected = tuple[Kind, ...]
+UploadSpec = Mapping[str, ArraySpec]
+Expected = tuple[UploadSpec, ...]
 """One for each kind of upload that a program has; none: it says nothing of them."""
 
 
-def check_together(program: Program, reduction: Reduction, expected: Expected) -> None:
+def check_compatibility(program: Program, reduction: Reduction, expected: Expected) -> None:
     """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
     reduction.check(program.aggregation)
     traits = program.traits
@@ -57,7 +57,7 @@ def check_together(program: Program, reduction: Reduction, expected: Expected) -
         raise CompositionError(f"{type(reduction).__name__} hides what single parties send, but {traits.reason}")
     if traits.requires == "secure" and not reduction.hides_uploads:
         raise CompositionError(f"{type(reduction).__name__} shows what single parties send, but {traits.reason}")
-    _check_that_sums_are_wide_enough(program, reduction)
+    _check_sum_sizes(program, reduction)
     for name, form in (pair for kind in expected for pair in kind.items()):
         if form.single_party_reason and reduction.hides_uploads:
             raise CompositionError(
@@ -66,7 +66,7 @@ def check_together(program: Program, reduction: Reduction, expected: Expected) -
             )
 
 
-def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> None:
+def _check_sum_sizes(program: Program, reduction: Reduction) -> None:
     """Of parties, and of numbers."""
     fewest, needed = getattr(reduction, "fewest", 1), program.traits.min_in_sum
     if fewest < needed:
@@ -79,10 +79,10 @@ def _check_that_sums_are_wide_enough(program: Program, reduction: Reduction) -> 
     needs: Mapping[str, float] = program.traits.sum_bounds if bound_of is not None else {}
     short = {name: bound for name, bound in needs.items() if bound_of(name) < bound}
     if short:
-        told = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
+        problems = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
         raise CompositionError(
-            f"{type(reduction).__name__} refuses numbers beyond its bounds, but by {type(program).__name__} {told}; a "
-            f"refusal would depend on private data. Take bounds={short}."
+            f"{type(reduction).__name__} refuses numbers beyond its bounds, but by {type(program).__name__} {problems}; "
+            f"a refusal would depend on private data. Use bounds={short}."
         )
 
 
@@ -98,8 +98,8 @@ def check_upload(party: str, upload: Message, expected: Expected) -> None:
         )
     kinds = expected or (None,)
     kind = next((one for one in kinds if one is not None and one.keys() == upload.arrays.keys()), kinds[0])
-    if not _is_as_stated(upload, kind):
-        misfits, runaways = list(_misfits(upload, kind)), list(_runaways(upload, kind))
+    if not _matches(upload, kind):
+        misfits, runaways = list(_form_errors(upload, kind)), list(_value_errors(upload, kind))
         error = UploadError if misfits else DivergenceError
         raise error(
             f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
@@ -118,7 +118,7 @@ def check_sum(aggregate: Message, names: tuple[str, ...], index: int) -> None:
         )
 
 
-def _is_as_stated(upload: Message, expected: Kind | None) -> bool:
+def _matches(upload: Message, expected: UploadSpec | None) -> bool:
     if not _is_weight(upload.weight):
         return False
     if expected is None:
@@ -129,7 +129,7 @@ def _is_as_stated(upload: Message, expected: Kind | None) -> bool:
 
 
 def _is_weight(weight: object) -> bool:
-    return isinstance(weight, Real) and 0 <= float(weight) <= HEAVIEST
+    return isinstance(weight, Real) and 0 <= float(weight) <= MAX_WEIGHT
 
 
 def _fits(array: Array, form: ArraySpec) -> bool:
@@ -141,27 +141,27 @@ def _is_finite(array: Array, form: ArraySpec = ANY) -> bool:
     kind = _kind(array)
     if not kind or 0 in array.shape:
         return bool(kind)
-    sizes, reach = abs(array) if kind == "complex" else array, _reach(array.dtype, form.is_factor)
+    sizes, largest = abs(array) if kind == "complex" else array, _largest_allowed(array.dtype, form.is_factor)
     if not array.shape:
-        return (0 if form.non_negative else -reach) <= float(sizes) <= reach
+        return (0 if form.non_negative else -largest) <= float(sizes) <= largest
     least = float(sizes.min())
-    return least >= (0 if form.non_negative else -reach) and float(sizes.max()) <= reach
+    return least >= (0 if form.non_negative else -largest) and float(sizes.max()) <= largest
 
 
 @cache
-def _reach(dtype: Any, is_factor: bool) -> float:
+def _largest_allowed(dtype: Any, is_factor: bool) -> float:
     """The largest number that may be sent."""
     if _family(dtype) not in ("float", "complex"):
         return math.inf
     name = type_name(dtype)
     largest = float(np.finfo("float32" if name == "bfloat16" else name).max)
-    return math.sqrt(largest) if is_factor else largest / SPARE
+    return math.sqrt(largest) if is_factor else largest / SUM_HEADROOM
 
 
-def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
+def _form_errors(upload: Message, expected: UploadSpec | None) -> Iterator[str]:
     """All that is wrong with an upload, but for numbers that are not finite."""
     if not _is_weight(upload.weight):
-        yield f"its weight is {upload.weight!r}, not a number from zero to {HEAVIEST:.1g}"
+        yield f"its weight is {upload.weight!r}, not a number from zero to {MAX_WEIGHT:.1g}"
     stated: Mapping[str, ArraySpec] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
     yield from (f"{name!r} is missing" for name in stated if name not in upload.arrays)
     for name, array in upload.arrays.items():
@@ -169,25 +169,25 @@ def _misfits(upload: Message, expected: Kind | None) -> Iterator[str]:
         if form is None:
             yield f"{name!r} was not asked for"
         elif not _kind(array) or form.kind not in ("", _kind(array)):
-            yield f"{name!r} holds {_told(array)}, not {form.kind or 'numbers'}"
+            yield f"{name!r} holds {_describe_dtype(array)}, not {form.kind or 'numbers'}"
         elif form is not ANY and tuple(array.shape) != form.shape:
             yield f"{name!r} is {_size(array.shape)}, not {_size(form.shape)}"
         elif form.non_negative:
-            yield from _where(name, "is negative", (array < 0) & (array > -math.inf))
+            yield from _describe_entries(name, "is negative", (array < 0) & (array > -math.inf))
 
 
-def _runaways(upload: Message, expected: Kind | None) -> Iterator[str]:
+def _value_errors(upload: Message, expected: UploadSpec | None) -> Iterator[str]:
     for name, array in upload.arrays.items():
         if _kind(array):
-            yield from _where(name, "is NaN or infinite", ~(abs(array) < math.inf))
-            reach = _reach(array.dtype, (expected or {}).get(name, ANY).is_factor)
+            yield from _describe_entries(name, "is NaN or infinite", ~(abs(array) < math.inf))
+            largest = _largest_allowed(array.dtype, (expected or {}).get(name, ANY).is_factor)
             too_large = (
-                f"is larger than {reach:.1e}, of which {type_name(array.dtype)} cannot hold the squares or sums,"
+                f"is larger than {largest:.1e}, of which {type_name(array.dtype)} cannot hold the squares or sums,"
             )
-            yield from _where(name, too_large, (abs(array) > reach) & (abs(array) < math.inf))
+            yield from _describe_entries(name, too_large, (abs(array) > largest) & (abs(array) < math.inf))
 
 
-def _where(name: str, fault: str, is_so: Array) -> list[str]:
+def _describe_entries(name: str, fault: str, is_so: Array) -> list[str]:
     """The first few entries for which it is so, and their number."""
     positions = np.argwhere(np.asarray(is_so.cpu() if hasattr(is_so, "cpu") else is_so))
     if not len(positions):
@@ -207,7 +207,7 @@ def _family(dtype: Any) -> str:
     return next((kind for kind in ("float", "complex", "uint", "int", "bool") if kind in name), "")
 
 
-def _told(array: Array) -> str:
+def _describe_dtype(array: Array) -> str:
     return type_name(array.dtype) if hasattr(array, "dtype") else type(array).__name__
 
 
@@ -222,8 +222,8 @@ WHY = (
     "Between the exchanges of a round nobody iterates, so that the difference of two of its sums would be the upload "
     "of the party that is in one of them only."
 )
-KEPT_OUT = "It was not in the first sum of this round, and is asked again in the next round."
-WAYS_ON_WITH_ALL = (
+NOT_IN_COHORT = "It was not in the first sum of this round, and is asked again in the next round."
+FIXED_RECOVERY = (
     "To go on: the last checkpoint at the beginning of a round, with the same parties. A round that was summed with a "
     "party must not be repeated without it, which would give the same difference; it can miss rounds as a whole."
 )
@@ -266,12 +266,12 @@ def require_cohort(
     if fixed is None or fixed == set(present):
         return
     missing, new = sorted(fixed - set(present)), sorted(set(present) - fixed)
-    told = [f"{_format_names(missing)} would be missing from it"] if missing else []
-    told += [f"{_format_names(new)} would join"] if new else []
+    problems = [f"{_format_names(missing)} would be missing from it"] if missing else []
+    problems += [f"{_format_names(new)} would join"] if new else []
     first = next((error for name, error in (faults or {}).items() if name in fixed), None)
     raise PartyError(
-        f"Exchange {index} continues a round under a reduction that hides uploads, but {' and '.join(told)}. {WHY} "
-        f"Nothing of this exchange was summed. {WAYS_ON_WITH_ALL}{'' if first is None else f' What happened: {first}'}"
+        f"Exchange {index} continues a round under a reduction that hides uploads, but {' and '.join(problems)}. {WHY} "
+        f"Nothing of this exchange was summed. {FIXED_RECOVERY}{'' if first is None else f' What happened: {first}'}"
     ) from first
 
 

@@ -27,10 +27,10 @@ from partsong.core.interfaces import (
 from partsong.core.streams import stream
 from partsong.engines.arrivals import ask_for, run_arrivals
 from partsong.engines.local import LocalParties
-from partsong.engines.rounds import Rounds, stops_of
+from partsong.engines.rounds import Rounds, error_note_for
 from partsong.errors import ParameterError
 
-LARGEST = 700.0
+MAX_EXPONENT = 700.0
 """Exponents whose exponential is a finite number."""
 
 
@@ -84,7 +84,7 @@ class Durations:
         name = shard.name
         base = self.seconds[name] if self.seconds else self.per_row * shard.matrix.shape[0]
         exponent = self.jitter * stream(seed, "duration", name, number).standard_normal() if self.jitter else 0.0
-        scale = math.exp(exponent) if exponent < LARGEST else math.inf
+        scale = math.exp(exponent) if exponent < MAX_EXPONENT else math.inf
         duration = self.latency + base * self.stragglers.get(name, 1.0) * scale
         if not 0 < duration < math.inf:
             raise ParameterError(
@@ -138,7 +138,7 @@ class VirtualClock:
     def running(self) -> Iterator[None]:
         """Nobody else has to agree, or to hear of the end."""
         self.layout = Layout.of(self._shards, self._schedule.seed)
-        self._stops = stops_of(self._schedule, self.layout)
+        self._stops = error_note_for(self._schedule, self.layout)
         yield
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
@@ -148,7 +148,7 @@ class VirtualClock:
             self._program, self._shards, self._schedule, self._reduction, self.layout, point.parties
         )
         self._parties.start(0, self._stops)
-        return self._on_the_clock(replace(point, parties=self._parties.count(())))
+        return self._with_due_times(replace(point, parties=self._parties.finish_round(())))
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
         """Keep them until they are due."""
@@ -169,18 +169,18 @@ class VirtualClock:
         """With the states of all parties, and the time at which the sender's next item is due."""
         after = done.checkpoint
         assert isinstance(after, AsyncCheckpoint)
-        states = self._parties.count(done.participants)
-        return replace(done, checkpoint=self._on_the_clock(replace(after, parties=states)))
+        states = self._parties.finish_round(done.participants)
+        return replace(done, checkpoint=self._with_due_times(replace(after, parties=states)))
 
     def close(self) -> None:
         """Nobody is at work."""
 
-    def _on_the_clock(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
-        def timed(name: str, item: WorkItem) -> WorkItem:
+    def _with_due_times(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
+        def with_due_time(name: str, item: WorkItem) -> WorkItem:
             shard = self._parties.parties[name].shard
             return replace(item, due=point.clock + self._durations.of(shard, item.number, self._schedule.seed))
 
-        items = {name: timed(name, item) if item.due is None else item for name, item in point.items.items()}
+        items = {name: with_due_time(name, item) if item.due is None else item for name, item in point.items.items()}
         return replace(point, items=items)
 
 
@@ -193,19 +193,19 @@ class RecordedOrder(Durations):
     """
 
     order: tuple[str, ...] = ()
-    lasting: dict[str, list[int]] = field(init=False, repr=False, compare=False)
+    intervals: dict[str, list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         seconds: dict[str, list[int]] = {}
         for second, name in enumerate(self.order, 1):
             seconds.setdefault(name, [0]).append(second)
-        lasting = {name: [late - early for early, late in pairwise(given)] for name, given in seconds.items()}
-        object.__setattr__(self, "lasting", lasting)
+        intervals = {name: [late - early for early, late in pairwise(times)] for name, times in seconds.items()}
+        object.__setattr__(self, "lasting", intervals)
 
     def check(self, names: Sequence[str]) -> None:
         Durations(stragglers=dict.fromkeys(self.order, 1.0)).check(names)
 
     def of(self, shard: Shard, number: int, seed: int) -> float:
         """Seconds from the arrival before of this party to that of its piece of this number."""
-        known = self.lasting.get(shard.name, [])
+        known = self.intervals.get(shard.name, [])
         return float(known[number]) if number < len(known) else math.inf

@@ -26,7 +26,7 @@ from partsong.core.runtime import InterruptCounter, graceful_interrupt, package_
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, is_tensor
 from partsong.data.sparse import SparseMatrix
-from partsong.engines.local import Parallel, side_by_side
+from partsong.engines.local import Parallel, run_in_threads
 from partsong.errors import ParameterError, PartsongError
 from partsong.estimators.parties import read_parties
 from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
@@ -244,7 +244,7 @@ def run_locally(
         fit = FederatedFit(candidate.program, [by_name[name]], schedule, rule)
         return fit, run(fit, began=began, interrupts=interrupts)
 
-    runs = side_by_side(work, list(by_name), runtime.available_threads())
+    runs = run_in_threads(work, list(by_name), runtime.available_threads())
     seconds, trainings = time.perf_counter() - began, [training for _, training in runs.values()]
     parties = tuple(_alone(by_name[name], *done) for name, done in runs.items())
     return MethodResult(

@@ -24,7 +24,7 @@ from partsong.data.observed import ObservedMatrix, known_cells, observed
 from partsong.data.scan import extremes
 from partsong.data.table import Table
 from partsong.data.validation import require_factorizable, require_transformable
-from partsong.engines.collective import Communicator, failing_together, share_values, together
+from partsong.engines.collective import Communicator, all_gather_values, broadcasting_errors, run_on_all
 from partsong.engines.mpi import launched_ranks
 from partsong.engines.torch_distributed import is_launched
 from partsong.errors import (
@@ -156,7 +156,7 @@ def fit_distributed(
     files, launcher = {"model": model, "weights": weights, "run_folder": run_folder}, _engine_of_launcher(engine)
     with (
         open_engine(launcher, reduce if reduce in SUMS else SUMS[0]) as (network, communicator),
-        failing_together(communicator),
+        broadcasting_errors(communicator),
     ):
         known: dict[str, Any] = {"random_state": random_state, "overwrite": overwrite}
         return fit_on_ranks(network, communicator, X, asked, files, engine=launcher, **known)
@@ -181,10 +181,10 @@ def fit_on_ranks(
     `reading` says how a file is read. The first rank with rows has a `look` at its own; `note` is shown at Ctrl-C.
     """
     rank, ranks = communicator.rank, communicator.size
-    settings = together(communicator, lambda: settings_of(asked, engine, ranks))
-    places = together(communicator, lambda: _writable(files, rank, ranks))
+    settings = run_on_all(communicator, lambda: settings_of(asked, engine, ranks))
+    places = run_on_all(communicator, lambda: _writable(files, rank, ranks))
     _require_same(communicator, {**asdict(settings), **places})
-    seed = share_values(communicator, together(communicator, lambda: whole_seed(random_state)))[0]
+    seed = all_gather_values(communicator, run_on_all(communicator, lambda: whole_seed(random_state)))[0]
     settings = replace(settings, seed=seed)
     folder = None if files["run_folder"] is None else RunFolder(Path(files["run_folder"]))
     with limit_threads(settings.n_threads):
@@ -194,12 +194,12 @@ def fit_on_ranks(
             if folder is not None and rank == 0:
                 make_usable(folder.path, overwrite)
 
-        together(communicator, make_folder)
+        run_on_all(communicator, make_folder)
         kept: dict[str, Any] = {"folder": folder, "verbose": asked["verbose"], "note": note}
         kept["asked"] = {key: getattr(reading, key) for key in ("label", "transpose", "key", "header")}
         fit = fit_over_ranks(data, settings, network, communicator, **kept)
         fit.save(communicator, model=files["model"], weights=files["weights"], folder=folder)
-    together(communicator, lambda: _warn(fit))
+    run_on_all(communicator, lambda: _warn(fit))
     return fit
 
 
@@ -327,14 +327,14 @@ def _read(
     look: Callable[[Table], None],
 ) -> tuple[RankData, DistributedSettings]:
     """What this rank holds of X, and the settings with what the data decide."""
-    given = share_values(communicator, "path" if isinstance(X, str | os.PathLike) else "rows")
+    given = all_gather_values(communicator, "path" if isinstance(X, str | os.PathLike) else "rows")
     if len(set(given)) > 1:
         raise ParameterError(f"X is a {given[0]} at rank 0, but not at all others. Pass the same kind at every rank.")
     if given[0] == "rows":
         return _from_rows(X, settings, communicator)
     source = open_on_all_ranks(X, communicator, replace(reading, gaps=settings.has_gaps))
     _require_enough(str(source.path), source.shape, settings)
-    settings = together(communicator, lambda: _completed(settings, source.shape, source.dtype))
+    settings = run_on_all(communicator, lambda: _completed(settings, source.shape, source.dtype))
     return read_rows(source, settings, communicator, look), settings
 
 
@@ -354,9 +354,9 @@ def open_on_all_ranks(
     path: str | os.PathLike[str], communicator: Communicator, wanted: ReadOptions = ReadOptions()
 ) -> BlockSource:
     """Open a file at every rank; refuse files that differ in shape, number type, size, or first and last bytes."""
-    source = together(communicator, lambda: open_source(path, wanted))
+    source = run_on_all(communicator, lambda: open_source(path, wanted))
     own = f"{source.shape[0]} × {source.shape[1]}, {source.dtype}, {_mark_of(source)}"
-    seen = share_values(communicator, own)
+    seen = all_gather_values(communicator, own)
     for rank, other in enumerate(seen):
         if other != seen[0]:
             raise FileError(
@@ -424,10 +424,10 @@ def read_rows(
             return TwoSided(matrix, below, rows[0], columns[0], source.shape[0]), extremes(X)[1]
         return matrix, extremes(X)[1]
 
-    matrix, high = together(communicator, read)
+    matrix, high = run_on_all(communicator, read)
     known = _require_usable(str(source.path), matrix, high, settings, communicator)
     read_whole = source.released(rows)
-    names = together(communicator, lambda: read_whole.sample_names(rows) if matrix is not None else None)
+    names = run_on_all(communicator, lambda: read_whole.sample_names(rows) if matrix is not None else None)
     return RankData(source.shape, spans, matrix, source.feature_names, names, known)
 
 
@@ -442,7 +442,7 @@ def _require_usable(
     name: str, matrix: Matrix | None, high: float, settings: DistributedSettings, communicator: Communicator
 ) -> np.ndarray | None:
     """Refuse a matrix that is zero or too large, over all ranks; return how many cells of each column are known."""
-    highest = max(share_values(communicator, float(high)))
+    highest = max(all_gather_values(communicator, float(high)))
     known = None
     if isinstance(matrix, ObservedMatrix):
         known = RankReducer(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
@@ -459,10 +459,10 @@ def _from_rows(
     X: Any, settings: DistributedSettings, communicator: Communicator
 ) -> tuple[RankData, DistributedSettings]:
     """Rows that this rank has already: those of lower ranks come before them."""
-    rows, names = together(communicator, lambda: _own_rows(X, settings, communicator.rank))
+    rows, names = run_on_all(communicator, lambda: _own_rows(X, settings, communicator.rank))
     size = (0, 0) if rows is None else (int(rows.shape[0]), int(rows.shape[1]))
     own = [*size, "" if rows is None else str(float_type(rows.dtype)), names]
-    every = share_values(communicator, own)
+    every = all_gather_values(communicator, own)
     holders = [one for one in every if one[0]]
     if len({one[1] for one in holders}) != 1:
         widths = ", ".join(f"{width} at rank {rank}" for rank, (n, width, *_) in enumerate(every) if n)
@@ -472,7 +472,7 @@ def _from_rows(
     stops = [int(stop) for stop in np.cumsum([0, *(one[0] for one in every)])]
     spans, shape = tuple(pairwise(stops)), (stops[-1], holders[0][1])
     dtype = max((one[2] for one in holders), key=lambda name: np.dtype(name).itemsize)
-    completed = together(communicator, lambda: _completed(settings, shape, dtype))
+    completed = run_on_all(communicator, lambda: _completed(settings, shape, dtype))
 
     def made() -> tuple[Any, float]:
         if rows is None:
@@ -486,7 +486,7 @@ def _from_rows(
             raise with_message(error, f"Rows of rank {communicator.rank}: {error}") from error
         return as_matrix(rows, completed.dtype), extremes(rows)[1]
 
-    matrix, high = together(communicator, made)
+    matrix, high = run_on_all(communicator, made)
     known = _require_usable("X", matrix, high, completed, communicator)
     return RankData(
         shape, spans, matrix, None if holders[0][3] is None else tuple(holders[0][3]), None, known

@@ -22,8 +22,8 @@ from partsong.core.runtime import graceful_interrupt
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
-from partsong.engines.rounds import WAYS_ON
-from partsong.engines.upload_checks import WAYS_ON_WITH_ALL
+from partsong.engines.rounds import RECOVERY
+from partsong.engines.upload_checks import FIXED_RECOVERY
 from partsong.errors import DivergenceError, MissingExtra, ParameterError, PartsongError, UploadError
 from partsong.estimators.parties import PROGRAM
 from partsong.evaluation.topic_quality import Cooccurrence, count_pairs, top_columns
@@ -90,7 +90,7 @@ PAPER_DEFAULTS: Mapping[str, Any] = {
 NEGLIGIBLE = 1e-6
 """A share of a topic's strongest word below which a word does not belong to it: iterations end with such traces."""
 
-ENGINE_ADVICE = (WAYS_ON, WAYS_ON_WITH_ALL)
+ENGINE_ADVICE = (RECOVERY, FIXED_RECOVERY)
 """What engines advise, and a topic model does not have: leaving a party out, and checkpoints."""
 
 WIDE_BOUND = 1e9

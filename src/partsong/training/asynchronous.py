@@ -29,7 +29,7 @@ from partsong.core.interfaces import (
 )
 from partsong.core.runtime import InterruptCounter
 from partsong.core.states import state
-from partsong.engines.collective import Communicator, share_values, together
+from partsong.engines.collective import Communicator, all_gather_values, run_on_all
 from partsong.errors import DivergenceError
 from partsong.methods.averaging import AveragingPartyState, LocalAveraging
 from partsong.training.loop import (
@@ -260,7 +260,7 @@ def _agreed(
     """The outcome that rank 0 knows of, unless somebody's signal or the clock has ended the run; sent: five facts."""
     is_full = bool(training.history) and training.history[-1].iteration >= fit.last
     own = [str(training.outcome), is_full, training.best is not None, bool(follower.pressed.count), follower.is_late]
-    every = share_values(communicator, own)
+    every = all_gather_values(communicator, own)
     told, is_full, has_model, _, is_late = every[0]
     if not has_model:
         raise trouble or KeyboardInterrupt
@@ -285,5 +285,5 @@ def _closing_time(fit: FederatedFit, communicator: Communicator, follower: Async
         trial = FinalizationTimer(fit)
         return min(trial.reserve(point, 0.0) for _ in range(2))  # the first may have to compile
 
-    seconds = together(communicator, tried)
-    return float(max(share_values(communicator, seconds)))
+    seconds = run_on_all(communicator, tried)
+    return float(max(all_gather_values(communicator, seconds)))

@@ -26,7 +26,14 @@ from partsong.core import runtime
 from partsong.core.interfaces import Array, Engine, Matrix, Message, Outcome, Program, Round, Schedule, Shard, Traits
 from partsong.core.runtime import InterruptCounter, graceful_interrupt
 from partsong.core.streams import key
-from partsong.engines.collective import Communicator, at_the_server, failing_together, heard, share_values, together
+from partsong.engines.collective import (
+    Communicator,
+    all_gather_values,
+    broadcasting_errors,
+    raising_remote_errors,
+    run_on_all,
+    run_on_rank_0,
+)
 from partsong.engines.mpi import Mpi, launched_ranks, require_launched_together
 from partsong.engines.mpi_async import AsynchronousMpi
 from partsong.engines.torch_distributed import TorchDistributed, is_launched, process_group
@@ -85,7 +92,7 @@ def _require_launcher(engine: str) -> None:
 
 def first_difference(communicator: Communicator, own: Mapping[str, Any]) -> tuple[str, int, Any, Any] | None:
     """The first value that is not the same at all ranks: its name, the rank, rank 0's value, and that rank's."""
-    every = share_values(communicator, own)
+    every = all_gather_values(communicator, own)
     different = ((name, rank) for name in own for rank in range(len(every)) if every[rank].get(name) != every[0][name])
     return next(((name, rank, every[0][name], every[rank].get(name)) for name, rank in different), None)
 
@@ -189,7 +196,7 @@ class RankReducer(Reducer):
     communicator: Communicator
 
     def jointly(self, work: Callable[[], Result]) -> Result:
-        return together(self.communicator, work)
+        return run_on_all(self.communicator, work)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """Σ over the ranks, as rank 0 has it, so that orders agree."""
@@ -197,8 +204,8 @@ class RankReducer(Reducer):
 
     def of_rank_0(self, array: Array | None) -> Any:
         """Rank 0's array, at every rank."""
-        with heard():
-            messages, _ = at_the_server(self.communicator, lambda: ({"": Message({"": array})}, None))
+        with raising_remote_errors():
+            messages, _ = run_on_rank_0(self.communicator, lambda: ({"": Message({"": array})}, None))
         return messages[""][""]
 
 
@@ -259,11 +266,11 @@ class AgreedStopping(Measures):
 
         Sent: six numbers.
         """
-        with failing_together(self.communicator):
+        with broadcasting_errors(self.communicator):
             own = [*(done.metrics.get(name, math.nan) for name in ("relative_error", "objective"))]
             squares = self._squares(done) if math.isnan(own[0]) else (math.nan, math.nan)
             told = [*own, self._is_late(done), self.pressed.count, *squares]
-        every = share_values(self.communicator, told)
+        every = all_gather_values(self.communicator, told)
         error, self.latest_objective, self.is_late = every[0][:3]
         if math.isnan(error):
             distance, energy = (sum(one[at] for one in every) for at in (4, 5))
@@ -338,7 +345,7 @@ def fit_over_ranks(
         if folder is not None and rank == 0:
             folder.begin(told, machine_versions(threads))
 
-    together(communicator, begin)
+    run_on_all(communicator, begin)
     sent: list[Sent] = []
     title = f"{data.shape[0]} × {data.shape[1]} over {settings.ranks}"
     with graceful_interrupt(note if rank == 0 else "") as pressed:
@@ -501,7 +508,7 @@ class DistributedFit:
                 last.close()
 
             for step in (write, forget_earlier, name_shard, conclude):
-                together(communicator, step)
+                run_on_all(communicator, step)
             undone.pop_all()
 
     def _write_model(self, last: ExitStack, model: Path | None, weights: Path | None, folder: RunFolder | None) -> None:

@@ -21,7 +21,7 @@ from partsong.core.interfaces import Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.blocks import two_sided_blocks
 from partsong.data.conversion import as_matrix
-from partsong.engines.collective import together
+from partsong.engines.collective import run_on_all
 from partsong.engines.local import Sequential
 from partsong.errors import DataError, FileError, PartsongError
 from partsong.methods import build
@@ -176,7 +176,7 @@ def agreeing(make, communicator, as_tensors):
         "twin": lambda: run(make(), PROGRAMS["exact"], shards_of(1)),
         "ours": lambda: run(make(), Failing(PROGRAMS["exact"], "ours", "."), own),
         "bug": lambda: run(make(), Failing(PROGRAMS["exact"], "bug", "."), own),
-        "file": lambda: together(communicator, unreadable if rank == 1 else list),
+        "file": lambda: run_on_all(communicator, unreadable if rank == 1 else list),
     }
     for what, attempt in refusals.items():
         try:

@@ -73,14 +73,14 @@ class Site:
 
     def answer(self, ask, body, counted):
         name, at = self.party.shard.name, (ask.index, ask.attempt, ask.phase)
-        state, replies = self.disk.read(name) or (self.party.started(self.party.enrolled(), ask.index), {})
+        state, replies = self.disk.read(name) or (self.party.start(self.party.set_up(), ask.index), {})
         if at in replies:
             return replies[at]
         ask = replace(ask, message=decode(body))
         if ask.kind == "work" and state.work is not None and state.work.index < ask.index:
             state = self.settled(state, counted)
         if state.work is None and ask.kind == "work":
-            state = self.party.worked(state, ask)
+            state = self.party.do_work(state, ask)
             self.calls.append((name, ask.index))
             self.disk.write(name, (state, replies))
         state, message = self.party.answer(state, ask)
@@ -90,7 +90,7 @@ class Site:
 
     def settled(self, state: PartyState, counted) -> PartyState:
         counts = self.party.shard.name in counted.get(state.work.index, ())
-        return self.party.counted(self.party.summed(state), counts=counts)
+        return self.party.finish_round(self.party.end_sum(state), counts=counts)
 
 
 class Posted:

@@ -19,7 +19,7 @@ from partsong.core.interfaces import Message, Reducible, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines import collective, consistency
-from partsong.engines.collective import together
+from partsong.engines.collective import run_on_all
 from partsong.engines.local import Sequential
 from partsong.engines.ranks import run_ranks
 from partsong.errors import (
@@ -84,14 +84,14 @@ class Thread:
     def size(self):
         return self.world.size
 
-    def exchange(self, kind, value, patience=200.0):
+    def exchange(self, kind, value, timeout=200.0):
         world, number = self.world, self.count
         self.count += 1
         with world.moved:
             world.posts[number][self.rank] = (kind, value)
             world.seen.append((self.rank, kind, value))
             world.moved.notify_all()
-            is_done = world.moved.wait_for(lambda: len(world.posts[number]) == world.size or world.aborted, patience)
+            is_done = world.moved.wait_for(lambda: len(world.posts[number]) == world.size or world.aborted, timeout)
             if world.aborted:
                 raise Aborted(world.aborted)
             if not is_done:
@@ -100,9 +100,9 @@ class Thread:
             assert len(kinds) == 1, f"ranks make different exchanges: {world.posts[number]}"
             return [world.posts[number][rank][1] for rank in range(world.size)]
 
-    def all_gather(self, card, patience=None):
-        shown = self.exchange("all_gather", bytes(card), 200.0 if patience is None else patience)
-        assert shown is not None or patience is not None, "a hang"
+    def all_gather(self, card, timeout=None):
+        shown = self.exchange("all_gather", bytes(card), 200.0 if timeout is None else timeout)
+        assert shown is not None or timeout is not None, "a hang"
         assert shown is None or len({len(one) for one in shown}) == 1
         return shown
 
@@ -533,11 +533,11 @@ def test_ranks_of_other_versions_and_other_checkpoints_are_refused(monkeypatch):
 
 def test_programs_are_told_in_the_same_words_everywhere():
     program = replace(build("exact", 4, local_steps=5))
-    assert consistency.text_of(program) == consistency.text_of(build("exact", 4, local_steps=5))
-    assert consistency.text_of({"a": object()}) == consistency.text_of({"a": object()})
+    assert consistency.describe(program) == consistency.describe(build("exact", 4, local_steps=5))
+    assert consistency.describe({"a": object()}) == consistency.describe({"a": object()})
     big = np.zeros(5000)
-    assert consistency.text_of(big) != consistency.text_of(np.where(np.arange(5000) == 2500, 1.0, big))
-    assert consistency.text_of({"b", "a"}) == consistency.text_of({"a", "b"})
+    assert consistency.describe(big) != consistency.describe(np.where(np.arange(5000) == 2500, 1.0, big))
+    assert consistency.describe({"b", "a"}) == consistency.describe({"a", "b"})
 
 
 @pytest.mark.parametrize("leavers", [[1], [0, 2], [0, 1, 2]])
@@ -572,12 +572,12 @@ def test_a_file_that_one_rank_cannot_read_is_told_to_all():
                 raise FileError("b.npz cannot be read.")
             return communicator.rank
 
-        return together(communicator, read)
+        return run_on_all(communicator, read)
 
     for error in at_ranks(3, work):
         assert isinstance(error, FileError)
         assert str(error) == "b.npz cannot be read."
-    assert at_ranks(2, lambda communicator: together(communicator, lambda: communicator.rank)) == [0, 1]
+    assert at_ranks(2, lambda communicator: run_on_all(communicator, lambda: communicator.rank)) == [0, 1]
 
 
 @pytest.mark.parametrize("sums", ["in order", "all-reduce"])

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from partsong.engines.rounds import LeftByError, Rounds
+from partsong.engines.rounds import CallerError, Rounds
 
 
 class Tired(Exception):
@@ -24,7 +24,7 @@ def generator(ends):
     try:
         while True:
             yield 0
-    except LeftByError as left:
+    except CallerError as left:
         ends.append(str(left.as_fault(3)))
         raise
     except GeneratorExit:
@@ -210,7 +210,7 @@ def test_an_error_on_the_way_out_is_raised_instead_of_the_callers():
     def broken():
         try:
             yield 0
-        except LeftByError:
+        except CallerError:
             raise OSError("the others cannot be reached") from None
 
     with pytest.raises(OSError, match="cannot be reached"):

@@ -18,7 +18,7 @@ from partsong.aggregation.plaintext import PlainReduction
 from partsong.aggregation.server_update import Relaxation
 from partsong.core.codec import decode, encode
 from partsong.core.interfaces import Arrival, Checkpoint, Layout, Message, ProgramBase, Schedule, WorkItem
-from partsong.engines.arrivals import asynchronous, taken_in
+from partsong.engines.arrivals import async_config, process_arrival
 from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous, Durations
 from partsong.errors import (
@@ -285,9 +285,9 @@ def test_an_arrival_may_bring_another_piece_than_the_checkpoint_has():
     shards = shards_of(NAMES)
     *_, last = run(Asynchronous(), PROGRAM, shards, 3)
     point, name = last.checkpoint, NAMES[0]
-    config = asynchronous(PROGRAM, Schedule(9), Layout.of(shards, 0), PlainReduction(), record=False)
+    config = async_config(PROGRAM, Schedule(9), Layout.of(shards, 0), PlainReduction(), record=False)
     piece = WorkItem(point.model, point.index, point.items[name].number + 5)
-    done, _ = taken_in(config, None, point, Arrival(name, PartyError("Nothing came of it."), 99.0, piece))
+    done, _ = process_arrival(config, None, point, Arrival(name, PartyError("Nothing came of it."), 99.0, piece))
     assert done.checkpoint.items[name].number == piece.number + 1
     assert all(done.checkpoint.items[other] == point.items[other] for other in NAMES[1:])
 

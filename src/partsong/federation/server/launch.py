@@ -18,7 +18,7 @@ import numpy as np
 
 from partsong import methods
 from partsong.core.interfaces import Layout, Message, Reducible, Reduction, Round, Schedule
-from partsong.engines.upload_checks import check_together
+from partsong.engines.upload_checks import check_compatibility
 from partsong.errors import CompositionError, DataError, FileError, ParameterError
 from partsong.estimators.validation import physical_memory
 from partsong.federation.columns import labels_of
@@ -181,7 +181,7 @@ def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
     try:
         # The number of columns is not known yet, and the forms of uploads do not depend on it.
         expected = plan.program.upload_spec(Layout(tuple(sorted(roster)), 1, experiment.seed))
-        check_together(plan.program, plan.reduction, expected)
+        check_compatibility(plan.program, plan.reduction, expected)
     except CompositionError as error:
         value = "true" if experiment.secure_aggregation else "false"
         raise ParameterError(f'{key} = "{method}" with secure_aggregation = {value}: {error}') from error

@@ -23,7 +23,7 @@ from partsong.core.interfaces import (
     RoundAttempt,
     Served,
 )
-from partsong.engines.rounds import nobody_left
+from partsong.engines.rounds import no_party_left_error
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import PartsongError, PartyError, TooFewParties
 from partsong.federation.server.setup_phase import start_sites
@@ -96,7 +96,7 @@ class RemoteRounds:
         asked = tuple(name for name in attempt.asked if name not in missing)
         refused = {**attempt.refused, **{name: missing[name] for name in attempt.asked if name in missing}}
         if not asked:
-            raise nobody_left(missing, attempt.index)
+            raise no_party_left_error(missing, attempt.index)
         fewest: int = getattr(self._reduction, "fewest", 1)
         if len(asked) < fewest:
             raise TooFewParties(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from partsong.core.interfaces import Arrival, AsyncCheckpoint, Layout, Message, Program, Round, State, WorkItem
-from partsong.engines.rounds import nobody_left
+from partsong.engines.rounds import no_party_left_error
 from partsong.engines.upload_checks import check_upload
 from partsong.errors import DivergenceError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.setup_phase import start_request, start_sites
@@ -317,7 +317,7 @@ class PendingRequests:
         """Raise where no request is out but those that are overdue."""
         if self.pending.keys() <= overdue:
             faults = {**{name: self._lost_error(name) for name in overdue}, **self.faults}
-            error = nobody_left({name: faults[name] for name in sorted(faults)}, index)
+            error = no_party_left_error({name: faults[name] for name in sorted(faults)}, index)
             error.add_note(RESUME)
             raise error
 

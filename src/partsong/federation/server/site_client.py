@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from partsong.core.interfaces import Message
-from partsong.engines.rounds import nobody_left
+from partsong.engines.rounds import no_party_left_error
 from partsong.errors import FormatError, PartsongError, PartyError, SiteLost, UploadError
 from partsong.federation.server.state import ReleaseCounters, UnreceivedWork
 from partsong.federation.site.state import Attempt
@@ -56,7 +56,7 @@ class Responses:
         """Raise also where no message has come."""
         self.require(stage, index, excused)
         if not self.inbox:
-            raise nobody_left(self.faults, index)
+            raise no_party_left_error(self.faults, index)
 
     def check_messages(self, check: Callable[[str, Message], None]) -> Responses:
         """The same, with an error in place of each message that does not pass."""

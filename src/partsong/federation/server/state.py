@@ -26,7 +26,7 @@ import numpy as np
 
 from partsong.core.interfaces import Answers, AsyncCheckpoint, Layout, Message, Point, RoundAttempt, State, WorkItem
 from partsong.core.states import state
-from partsong.engines.collective import as_text, from_text
+from partsong.engines.collective import error_from_text, error_to_text
 from partsong.engines.virtual_clock import RecordedOrder
 from partsong.errors import FormatError, PartsongError
 from partsong.federation.locks import locked
@@ -162,11 +162,11 @@ class Journal:
 
 
 def _to_texts(faults: Mapping[str, PartsongError]) -> dict[str, list[str]]:
-    return {name: as_text(error) for name, error in faults.items()}
+    return {name: error_to_text(error) for name, error in faults.items()}
 
 
 def _from_texts(texts: Mapping[str, Sequence[str]]) -> dict[str, PartsongError]:
-    return {name: from_text(*text) for name, text in texts.items()}
+    return {name: error_from_text(*text) for name, text in texts.items()}
 
 
 MODEL_FILE = re.compile(r"model-(\d+)")

@@ -263,7 +263,7 @@ class RoundHandler:
         expected = program.upload_spec(started.layout)
         party = Party(program, shard, started.layout, self.plan.reduction, expected, KERNEL_THREADS)
         ask = Ask("work", *at, request.nonce.phase, (), (name,), request.body)
-        work = party.worked(PartyState(before, has_started=True), ask).work
+        work = party.do_work(PartyState(before, has_started=True), ask).work
         assert work is not None
         assert work.upload is not None
         worked = WorkState(request.digest, work.state, work.upload)

@@ -18,7 +18,7 @@ from typing import Any
 
 from partsong.core import runtime
 from partsong.core.interfaces import Layout, Message, Shard, type_name
-from partsong.engines.upload_checks import check_together
+from partsong.engines.upload_checks import check_compatibility
 from partsong.errors import CompositionError, PartsongError
 from partsong.federation.audit_log import AuditLog, protection_fields
 from partsong.federation.columns import (
@@ -183,7 +183,7 @@ def _check_parts(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None
     """Whether the parts go together; before anything is computed."""
     if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
         raise RequestRefused("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
-    check_together(plan.program, plan.reduction, plan.program.upload_spec(layout))
+    check_compatibility(plan.program, plan.reduction, plan.program.upload_spec(layout))
 
 
 def _match_columns(site: Site, request: Request) -> tuple[int, ...]:
