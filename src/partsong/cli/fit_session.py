@@ -58,9 +58,9 @@ from partsong.training import run_folder
 from partsong.training.checkpoint import (
     RunRecorder,
     SavedRun,
-    another_run,
+    different_run_error,
+    exclusions_before,
     fingerprint,
-    left_out_before,
     load_run,
     require_same_run,
 )
@@ -152,9 +152,9 @@ def require_outputs(options: FitOptions) -> None:
     if options.run_folder is not None:
         folder = resolve_path(options.run_folder)
         others = {"DATA": options.data, "--weights": options.weights, "--checkpoint": options.checkpoint}
-        for name in run_folder.OWN:
+        for name in run_folder.RUN_FILES:
             require_distinct({"--run-folder": folder / name, **others})
-        run_folder.make_usable(folder, options.overwrite)
+        run_folder.prepare_folder(folder, options.overwrite)
     endings = {"--output": MODEL_ENDINGS, "--weights": WEIGHT_ENDINGS, "--checkpoint": (), "--report": (".html",)}
     for name, path in {**outputs, "--report": options.report}.items():
         require_writable(name, path, endings[name])
@@ -187,11 +187,11 @@ def resume_options(options: FitOptions, given: Collection[str], saved: SavedRun,
         )
     if (stored["method"] == CENTRALISED) != (kind == TABLE):
         here = CENTRALISED if kind == TABLE else options.method
-        raise another_run(options.resume, [f"method ({stored['method']} there, {here} here)"])
+        raise different_run_error(options.resume, [f"method ({stored['method']} there, {here} here)"])
     others = {name: getattr(options, name, None) for name in sorted(given) if name in stored and name not in MAY_CHANGE}
     differing = {name: here for name, here in others.items() if here != stored[name]}
     if {"method", "solver"} & differing.keys():  # they have other options
-        raise another_run(
+        raise different_run_error(
             options.resume, [f"{option(name)} ({stored[name]} there, {here} here)" for name, here in differing.items()]
         )
     privacy = {("noise" if name == "kind" else name): value for name, value in (stored.get("privacy") or {}).items()}
@@ -347,7 +347,7 @@ class Session(FitObserver):
         invalid: dict[str, str] = {}
         if isinstance(estimator, FederatedNMF) and estimator.on_party_error == SKIP:
             known = set() if saved is None else saved.about["data"].keys()
-            before = [] if saved is None else left_out_before(saved, options.resume or "")
+            before = [] if saved is None else exclusions_before(saved, options.resume or "")
             late = {entry.party for entry in before if entry.party not in known}
             data, invalid = read_valid_parties(options.data, options.dtype, late, options.missing)
         else:
@@ -407,7 +407,7 @@ class Session(FitObserver):
             data |= {name: there for name, there in saved.about["data"].items() if name in self.invalid}
             change = MAY_CHANGE - {"rounds"} if fit.is_private else MAY_CHANGE
             require_same_run(options.resume, saved, self.settings, data, {*change, "parties"}, output.option)
-            left_out[:0] = left_out_before(saved, options.resume)
+            left_out[:0] = exclusions_before(saved, options.resume)
         self.recorder = RunRecorder(
             fit,
             {"settings": self.settings, "data": data, "left_out": left_out},
@@ -419,7 +419,7 @@ class Session(FitObserver):
         if self.folder is not None:
             self._open_folder(self.folder, data)
         with self.recorder:
-            yield self.recorder.earlier
+            yield self.recorder.resume_point
 
     def watch(self, done: Round, row: HistoryRow) -> None:
         """Record a round."""

@@ -79,10 +79,10 @@ def _check_sum_sizes(program: Program, reduction: Reduction) -> None:
     needs: Mapping[str, float] = program.traits.sum_bounds if bound_of is not None else {}
     short = {name: bound for name, bound in needs.items() if bound_of(name) < bound}
     if short:
-        problems = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
+        limits = ", ".join(f"{name!r} may reach ±{bound:g}, not ±{bound_of(name):g}" for name, bound in short.items())
         raise CompositionError(
-            f"{type(reduction).__name__} refuses numbers beyond its bounds, but by {type(program).__name__} {problems}; "
-            f"a refusal would depend on private data. Use bounds={short}."
+            f"{type(reduction).__name__} refuses numbers beyond its bounds, but by {type(program).__name__} {limits}. "
+            f"A refusal would depend on private data. Use bounds={short}."
         )
 
 

@@ -48,7 +48,7 @@ from partsong.training.loop import (
     run,
 )
 from partsong.training.result import FitResult, finish
-from partsong.training.simulation import FederatedFit, finish_with_warnings, party_components, simulation_of_rounds
+from partsong.training.simulation import FederatedFit, finish_with_warnings, party_components, simulate_rounds
 
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
@@ -163,7 +163,7 @@ def run_candidate(
     at = [pooled(shards)] if candidate.is_oracle else shards
     began, schedule = time.perf_counter(), Schedule(candidate.rounds, seed, on_party_error=on_party_error)
     rule, engine = StoppingRule(tol=0.0), Parallel(record=True)
-    fit = simulation_of_rounds(candidate.program, at, candidate.rounds, schedule, rule, engine)
+    fit = simulate_rounds(candidate.program, at, candidate.rounds, schedule, rule, engine)
     training = run(fit, began=began, watch=follow, interrupts=interrupts)
     if interrupts is not None and interrupts.count > 1:
         raise KeyboardInterrupt

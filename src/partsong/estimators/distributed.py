@@ -68,7 +68,7 @@ from partsong.training.distributed import (
     traits_by_name,
 )
 from partsong.training.result import warn_if_ill_posed, warn_if_model_is_zero
-from partsong.training.run_folder import RunFolder, make_usable
+from partsong.training.run_folder import RunFolder, prepare_folder
 
 ENGINES = ("mpi", "torch")
 SUMS = ("all-reduce", "in-order")
@@ -192,7 +192,7 @@ def fit_on_ranks(
 
         def make_folder() -> None:
             if folder is not None and rank == 0:
-                make_usable(folder.path, overwrite)
+                prepare_folder(folder.path, overwrite)
 
         run_on_all(communicator, make_folder)
         kept: dict[str, Any] = {"folder": folder, "verbose": asked["verbose"], "note": note}
@@ -445,7 +445,7 @@ def _require_usable(
     highest = max(all_gather_values(communicator, float(high)))
     known = None
     if isinstance(matrix, ObservedMatrix):
-        known = RankReducer(communicator).total(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
+        known = RankReducer(communicator).sum(np.bincount(matrix.by_row.indices, minlength=matrix.shape[1]) + 0.0)
         if not known.any():
             raise DataError(f"{name}: {NO_KNOWN_CELL}")
     try:
@@ -521,7 +521,7 @@ def _warn(fit: DistributedFit) -> None:
     if fit.rank > 0:
         return
     if fit.outcome is Outcome.DIVERGED:
-        words = f"The fit diverged and was stopped. The best model so far is kept. {fit.training.trouble}".rstrip()
+        words = f"The fit diverged and was stopped. The best model so far is kept. {fit.training.error_text}".rstrip()
         warnings.warn(words, DivergenceWarning, stacklevel=3)
     if fit.data.known is not None and (unknown := np.flatnonzero(fit.data.known == 0)).size:
         warn_of_unknown(unknown, "what the model says of them means nothing", stacklevel=5)

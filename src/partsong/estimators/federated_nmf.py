@@ -71,9 +71,9 @@ from partsong.training.loop import (
     Training,
     Watch,
     exhaust,
+    iterate_steps,
     progress,
-    steps_of,
-    training_of,
+    start_training,
 )
 from partsong.training.result import top_features
 from partsong.training.run_folder import MODEL, RunFolder
@@ -81,9 +81,9 @@ from partsong.training.simulation import (
     FederatedFit,
     RoundReport,
     finish_with_warnings,
+    iterate_rounds,
     party_components,
-    simulation_of_rounds,
-    whole_rounds,
+    simulate_rounds,
 )
 
 ROUNDS, PRIVATE_ROUNDS = 100, 10
@@ -117,14 +117,14 @@ class Job:
 
     def run(self) -> None:
         """Take all rounds, from where the observer resumes them."""
-        with self.observer.begin(self.fit, self.exclusions.left_out) as earlier:
-            if earlier is not None:
+        with self.observer.begin(self.fit, self.exclusions.left_out) as resume_point:
+            if resume_point is not None:
                 began, interrupts = self.training.began, self.training.interrupts
-                self.training = training_of(
-                    self.fit, resume=earlier, began=began, watch=self.watch, interrupts=interrupts
+                self.training = start_training(
+                    self.fit, resume=resume_point, began=began, watch=self.watch, interrupts=interrupts
                 )
-                self.own = party_components(earlier.checkpoint)
-            exhaust(steps_of(self.fit, self.training, earlier))
+                self.own = party_components(resume_point.checkpoint)
+            exhaust(iterate_steps(self.fit, self.training, resume_point))
 
     def so_far(self) -> Job:
         """The same as it stands, whatever comes."""
@@ -153,7 +153,7 @@ class KeptRun(FitObserver):
         asked: dict[str, Any] = {"resume": self.resume, "record": self.record, "may_change": self.may_change}
         self.recorder = self.folder.start(fit, self.settings, data, left_out=left_out, **asked)
         with self.recorder:
-            yield self.recorder.earlier
+            yield self.recorder.resume_point
 
     def watch(self, done: Round, row: HistoryRow) -> None:
         """Note a round; the checkpoint is written now and then."""
@@ -563,8 +563,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         engine = Sequential(record=record) if self.n_jobs == 1 else Parallel(workers, record=record)
         rounds = self._rounds()
         schedule = Schedule(rounds, seed, on_party_error=self.on_party_error)
-        fit = simulation_of_rounds(program, shards, rounds, schedule, stop, engine, masks, spending)
-        job = Job(fit, training_of(fit, began=began), columns, ExclusionLog(away))
+        fit = simulate_rounds(program, shards, rounds, schedule, stop, engine, masks, spending)
+        job = Job(fit, start_training(fit, began=began), columns, ExclusionLog(away))
         job.training.watch = job.watch
         return job
 
@@ -576,7 +576,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         fit, training, iteration = job.fit, job.training, 0
         with self._keeping_rounds(job):
             training.began += time.perf_counter() - prepared
-            for step in whole_rounds(fit, training):
+            for step in iterate_rounds(fit, training):
                 del step  # as large as the parties' states
                 iteration += 1
                 row, latest, so_far = training.history[-1], training.latest, partial(result, job.so_far())

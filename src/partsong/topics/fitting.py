@@ -45,7 +45,7 @@ from partsong.training.result import (
     warn_if_model_is_zero,
     warn_of_divergence,
 )
-from partsong.training.simulation import FederatedFit, simulation_of_rounds
+from partsong.training.simulation import FederatedFit, simulate_rounds
 
 FEDERATED_METHODS = methods.names(methods.TEXTS)
 """Methods between parties."""
@@ -349,11 +349,11 @@ def learn(program: Any, rows: Mapping[str, DocumentRows], course: TopicRun, dtyp
     schedule = Schedule(course.rounds, course.seed, absent=absent, kernel_threads=workers)
     engine = course.engine_for(len(shards))
     named = (program, shards, course.rounds, schedule, course.stop, engine, course.reduction)
-    fit = with_topic_measures(simulation_of_rounds(*named), is_sampled=bool(absent))
+    fit = with_topic_measures(simulate_rounds(*named), is_sampled=bool(absent))
     with graceful_interrupt() as interrupts:
         with topic_errors(program, course):
             training = run(fit, watch=watch, interrupts=interrupts)
-        training.trouble = _topic_trouble(training, program, course)
+        training.error_text = _topic_trouble(training, program, course)
         if is_mixture(program.solver):
             return _mixture(fit, training, rows, dtype)
         return _factors(fit, training, course)
@@ -421,7 +421,7 @@ def _topic_trouble(training: Training, program: Any, course: TopicRun) -> str:
     """What went wrong in a run that diverged after its first round, with the same advice."""
     if training.outcome is Outcome.DIVERGED and isinstance(program, FederatedDescent):
         return step_size_advice(program, course.weighting)
-    return reduce(lambda trouble, note: trouble.replace(note, ""), ENGINE_ADVICE, training.trouble).strip()
+    return reduce(lambda trouble, note: trouble.replace(note, ""), ENGINE_ADVICE, training.error_text).strip()
 
 
 def _has_diverged(error: PartsongError, reduction: Reduction) -> bool:

@@ -41,7 +41,7 @@ from partsong.training.loop import (
     Training,
     Watch,
     exhaust,
-    measured,
+    measure,
     train,
     yardstick,
 )
@@ -54,17 +54,17 @@ ERROR = "reported_error"
 
 @state("reporting.party")
 @dataclass(frozen=True, slots=True)
-class ReportingParty:
+class ReportingPartyState:
     """A party, which place it has in the list of all, and how many there are."""
 
     party: AveragingPartyState
-    place: int
+    party_index: int
     parties: int
 
 
 @state("reporting.server")
 @dataclass(frozen=True, slots=True)
-class ReportedServer:
+class ReportingServerState:
     """A server, and the latest report of each party (2 × parties): ‖X_p − W_p H‖², ‖X_p‖²; zero before the first."""
 
     server: State
@@ -94,36 +94,36 @@ class Reporting(ProgramBase):
     def aggregation(self) -> Aggregation:
         return self.program.aggregation
 
-    def start_party(self, shard: Shard, layout: Layout) -> ReportingParty:
+    def start_party(self, shard: Shard, layout: Layout) -> ReportingPartyState:
         """The program's, with its place."""
-        place = layout.parties.index(shard.name)
-        return ReportingParty(self.program.start_party(shard, layout), place, len(layout.parties))
+        party_index = layout.parties.index(shard.name)
+        return ReportingPartyState(self.program.start_party(shard, layout), party_index, len(layout.parties))
 
-    def start_server(self, layout: Layout) -> tuple[ReportedServer, Message]:
+    def start_server(self, layout: Layout) -> tuple[ReportingServerState, Message]:
         """The program's, without reports."""
         server, model = self.program.start_server(layout)
-        return ReportedServer(server, np.zeros((2, len(layout.parties)))), model
+        return ReportingServerState(server, np.zeros((2, len(layout.parties)))), model
 
-    def local(self, shard: Shard, party: ReportingParty, model: Message) -> tuple[ReportingParty, Message]:
+    def local(self, shard: Shard, party: ReportingPartyState, model: Message) -> tuple[ReportingPartyState, Message]:
         """A look at the model, then the program's work."""
         reports = np.zeros((2, party.parties))
-        reports[:, party.place] = _squares(shard, party.party.W, model)
+        reports[:, party.party_index] = _squares(shard, party.party.W, model)
         after, upload = self.program.local(shard, party.party, model)
         sent = Message({**upload.arrays, "reports": reports}, upload.weight)
-        return ReportingParty(after, party.place, party.parties), sent
+        return ReportingPartyState(after, party.party_index, party.parties), sent
 
-    def finish(self, server: ReportedServer, aggregate: Message) -> tuple[ReportedServer, Message]:
+    def finish(self, server: ReportingServerState, aggregate: Message) -> tuple[ReportingServerState, Message]:
         """The program's, and the report of the one who has come."""
         arrays = dict(aggregate.arrays)
         new = np.asarray(arrays.pop("reports"))
         after, model = self.program.finish(server.server, Message(arrays, aggregate.weight))
-        return ReportedServer(after, np.where(new.any(axis=0), new, server.reports)), model
+        return ReportingServerState(after, np.where(new.any(axis=0), new, server.reports)), model
 
-    def components(self, server: ReportedServer) -> Array:
+    def components(self, server: ReportingServerState) -> Array:
         """H (k × m) as it stands."""
         return self.program.components(server.server)
 
-    def metrics(self, server: ReportedServer) -> Mapping[str, float]:
+    def metrics(self, server: ReportingServerState) -> Mapping[str, float]:
         """√(Σ_p ‖X_p − W_p H‖² / Σ_p ‖X_p‖²) over those who have reported."""
         distance, energy = server.reports.sum(axis=1)
         return {ERROR: math.sqrt(max(0.0, distance) / energy) if energy > 0 else 0.0}
@@ -155,7 +155,7 @@ class AsyncStoppingRule(StoppingRule):
 
     def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
         """Why to stop now, or None to go on."""
-        if progress.is_lost():
+        if progress.has_diverged():
             return Outcome.DIVERGED
         if self.tol == 0 or progress.count <= WINDOW:
             return None
@@ -172,14 +172,14 @@ class AsyncFollower:
     another piece of work of the slowest and the end of the fit (`closing` seconds), no more are waited for.
     """
 
-    pressed: InterruptCounter
+    interrupts: InterruptCounter
     workers: int
     began: float
     budget: float | None = None
-    closing: float = 0.0
-    heard: set[str] = field(default_factory=set)
+    finish_seconds: float = 0.0
+    reported: set[str] = field(default_factory=set)
     latest: dict[str, float] = field(default_factory=dict)
-    lasted: dict[str, float] = field(default_factory=dict)
+    durations: dict[str, float] = field(default_factory=dict)
     ends_turn: bool = False
     is_late: bool = False
 
@@ -190,24 +190,24 @@ class AsyncFollower:
                 self._note(name, time.perf_counter() - self.began)
             yield done
             del done
-            if self.pressed.count or self.is_late:
+            if self.interrupts.count or self.is_late:
                 return
 
     def _note(self, name: str, now: float) -> None:
-        self.lasted[name] = now - self.latest.get(name, 0.0)
+        self.durations[name] = now - self.latest.get(name, 0.0)
         self.latest[name] = now
-        self.heard.add(name)
-        self.ends_turn = len(self.heard) == self.workers
+        self.reported.add(name)
+        self.ends_turn = len(self.reported) == self.workers
         if self.ends_turn:
-            self.heard.clear()
+            self.reported.clear()
         if self.budget is not None:
-            self.is_late = now + max(self.lasted.values()) + self.closing >= self.budget
+            self.is_late = now + max(self.durations.values()) + self.finish_seconds >= self.budget
 
     def follow(self, fit: FederatedFit, rounds: Iterator[Round], watch: Watch) -> Training:
         """The training as rank 0 sees it; its model is the last one, unless the run has diverged."""
         training = Training(began=self.began, watch=watch, last=fit.last)
         with closing(self.arrivals(rounds)) as arrivals:
-            steps = measured(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
+            steps = measure(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
             exhaust(train(steps, AsyncStoppingRule(fit.stop.tol), training))
         if training.outcome is not Outcome.DIVERGED:
             training.best = training.latest
@@ -227,44 +227,44 @@ class ReportedMeasures(Measures):
 
 def train_by_arrivals(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower, watch: Watch) -> Training:
     """The run to its end, whose outcome is the same at all ranks; only rank 0 has its history and its model."""
-    follower.closing = _closing_time(fit, communicator, follower)
+    follower.finish_seconds = _finish_seconds(fit, communicator, follower)
     rounds: Any = fit.engine.run(fit.program, fit.shards, fit.schedule, reduction=fit.reduction)
-    training, trouble = Training(ended=Outcome.MAX_ROUNDS), None
+    training, error_text = Training(ended=Outcome.MAX_ROUNDS), None
     with rounds:
         try:
             if communicator.rank == 0:
                 training = follower.follow(fit, rounds, watch)
             else:
-                _work(rounds, follower.pressed)
+                _work(rounds, follower.interrupts)
         except DivergenceError as error:
-            trouble = error
-    if follower.pressed.count > 1:
+            error_text = error
+    if follower.interrupts.count > 1:
         raise KeyboardInterrupt
-    return _agreed(fit, communicator, follower, training, trouble)
+    return _agree_on_outcome(fit, communicator, follower, training, error_text)
 
 
-def _work(rounds: Iterator[Round], pressed: InterruptCounter) -> None:
+def _work(rounds: Iterator[Round], interrupts: InterruptCounter) -> None:
     for done in rounds:
         del done  # as large as the rows of W
-        if pressed.count:
+        if interrupts.count:
             return
 
 
-def _agreed(
+def _agree_on_outcome(
     fit: FederatedFit,
     communicator: Communicator,
     follower: AsyncFollower,
     training: Training,
-    trouble: DivergenceError | None,
+    error_text: DivergenceError | None,
 ) -> Training:
     """The outcome that rank 0 knows of, unless somebody's signal or the clock has ended the run; sent: five facts."""
     is_full = bool(training.history) and training.history[-1].iteration >= fit.last
-    own = [str(training.outcome), is_full, training.best is not None, bool(follower.pressed.count), follower.is_late]
+    own = [str(training.outcome), is_full, training.best is not None, bool(follower.interrupts.count), follower.is_late]
     every = all_gather_values(communicator, own)
-    told, is_full, has_model, _, is_late = every[0]
+    outcome_name, is_full, has_model, _, is_late = every[0]
     if not has_model:
-        raise trouble or KeyboardInterrupt
-    outcome = Outcome(told)
+        raise error_text or KeyboardInterrupt
+    outcome = Outcome(outcome_name)
     if outcome is Outcome.MAX_ROUNDS and not is_full:
         is_pressed = any(one[3] for one in every)
         outcome = Outcome.TIME_LIMIT if is_late and not is_pressed else Outcome.INTERRUPTED
@@ -272,12 +272,12 @@ def _agreed(
     return training
 
 
-def _closing_time(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower) -> float:
+def _finish_seconds(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower) -> float:
     """How long the slowest worker will need for the end of the fit, tried on a few of its rows; sent: that number."""
     if follower.budget is None:
         return 0.0
 
-    def tried() -> float:
+    def time_finish() -> float:
         if not fit.shards:
             return 0.0
         start = fit.program.start_server(Layout.of(fit.shards, fit.schedule.seed))
@@ -285,5 +285,5 @@ def _closing_time(fit: FederatedFit, communicator: Communicator, follower: Async
         trial = FinalizationTimer(fit)
         return min(trial.reserve(point, 0.0) for _ in range(2))  # the first may have to compile
 
-    seconds = run_on_all(communicator, tried)
+    seconds = run_on_all(communicator, time_finish)
     return float(max(all_gather_values(communicator, seconds)))

@@ -29,7 +29,7 @@ from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, Multiplicative, NoExtrapolation
 from partsong.training.loop import Fit, FitObserver, HistoryRow, Step, StoppingRule, Training, Watch, run
 from partsong.training.result import (
-    NOTHING,
+    NEGLIGIBLE,
     EmptyModelWarning,
     FitResult,
     error_from_data,
@@ -43,7 +43,7 @@ from partsong.training.result import (
 PARTY = "all"
 """Whose rows they are: there is nobody else."""
 
-SILENCE = Message({})
+EMPTY_MESSAGE = Message({})
 """What it sends."""
 
 TRIAL_STEPS = 200
@@ -92,8 +92,8 @@ def iterations(
             if error != metrics["relative_error"]:
                 objective += error**2 - metrics["relative_error"] ** 2
         now = time.perf_counter()
-        after = Checkpoint(index + 1, {PARTY: rows}, columns, SILENCE)
-        done = Round(index, SILENCE, metrics, (PARTY,), {}, 0, measuring - began, after)
+        after = Checkpoint(index + 1, {PARTY: rows}, columns, EMPTY_MESSAGE)
+        done = Round(index, EMPTY_MESSAGE, metrics, (PARTY,), {}, 0, measuring - began, after)
         yield Step(done, error, math.inf if math.isnan(objective) else objective, measuring=now - measuring)
 
 
@@ -158,7 +158,7 @@ class CentralizedFit:
         with runtime.limit_kernel_threads(config.threads):
             chosen = self.init if self.init is not None else initial_factors(self.matrix, config)
             chosen = balanced(self.matrix, _shuffled(chosen, config) if config.shuffle else chosen, solver)
-        return Checkpoint(0, {PARTY: RowState(chosen.W)}, solver.begin(chosen.Ht), SILENCE)
+        return Checkpoint(0, {PARTY: RowState(chosen.W)}, solver.begin(chosen.Ht), EMPTY_MESSAGE)
 
 
 Build = Callable[[Matrix, CentralizedConfig, InitialFactors | None], Fit]
@@ -186,8 +186,8 @@ def fit_centralized(
     fit = build(matrix, config, init)
     warn_if_ill_posed(config.solver)
     with graceful_interrupt() as interrupts, runtime.limit_kernel_threads(config.threads):
-        with observer.begin(fit, []) as earlier:
-            training = run(fit, resume=earlier, began=began, watch=watch_all, interrupts=interrupts)
+        with observer.begin(fit, []) as resume_point:
+            training = run(fit, resume=resume_point, began=began, watch=watch_all, interrupts=interrupts)
         warn_of_divergence(training)
         result = finish(fit, training)
         if not is_zero(result):
@@ -196,10 +196,10 @@ def fit_centralized(
         if not is_asked or training.outcome is Outcome.TIME_LIMIT or interrupts.count:
             warn_if_model_is_zero(config.solver, result)
             return training, result
-        return _from_another_start(matrix, config, build, (training, result), interrupts)
+        return _retry_from_another_start(matrix, config, build, (training, result), interrupts)
 
 
-def _from_another_start(
+def _retry_from_another_start(
     matrix: Matrix,
     config: CentralizedConfig,
     build: Build,
@@ -215,7 +215,7 @@ def _from_another_start(
     training = run(trial, interrupts=interrupts)
     least = min((row.objective for row in training.history if math.isfinite(row.objective)), default=1.0)
     how = f"a fit with solver='cd' from init={init!r} ends at {least:.5g}"
-    if least >= 1 - NOTHING:
+    if least >= 1 - NEGLIGIBLE:
         comparison = f"The objective of the zero model is 1 (in units of ½‖X‖²); {how}."
         warn_if_model_is_zero(config.solver, found[1], comparison)
         return found

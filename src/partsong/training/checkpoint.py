@@ -2,7 +2,7 @@
 
     resumed = load_run(path) if resume else None
     with RunRecorder(fit, {"settings": settings, "data": data}, path, resumed=resumed) as recorder:
-        training = run(fit, resume=recorder.earlier, watch=recorder.watch)
+        training = run(fit, resume=recorder.resume_point, watch=recorder.watch)
 
 `training.run_folder` keeps a checkpoint with the other files of a run.
 """
@@ -30,7 +30,7 @@ from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
 from partsong.privacy.spending import Spending, releases_of
-from partsong.training.loop import Exclusion, Fit, HistoryRow, ResumePoint, Training, training_of
+from partsong.training.loop import Exclusion, Fit, HistoryRow, ResumePoint, Training, start_training
 from partsong.training.traffic import TrafficRecorder
 
 Sent = tuple[int, str, int, int]
@@ -67,11 +67,11 @@ class SavedRun:
         return tuple(HistoryRow(*row) for row in self.rows)
 
     @property
-    def earlier(self) -> ResumePoint:
+    def resume_point(self) -> ResumePoint:
         """What `training.loop.run` needs to go on with the run."""
         return ResumePoint(self.checkpoint, self.history, self.best)
 
-    def charged(self, path: Path | None, spending: Spending) -> SavedRun:
+    def charge(self, path: Path | None, spending: Spending) -> SavedRun:
         """The run with what its parties may have sent; `spending` gets the accounts of what it has spent.
 
         If nobody has closed the file, every party may have sent a message that it does not know of, and is charged for
@@ -101,7 +101,7 @@ def save_run(path: str | PathLike[str], run: SavedRun) -> None:
 def load_run(path: str | PathLike[str]) -> SavedRun:
     """Read a checkpoint file; whatever is not the checkpoint of a fit is a FormatError."""
     run = read_state(path, "checkpoint")
-    if not isinstance(run, SavedRun) or not _is_sound(run):
+    if not isinstance(run, SavedRun) or not _is_valid(run):
         raise FormatError(f"{resolve_path(path)}: not the checkpoint of a fit. Start a new run.")
     return run
 
@@ -148,7 +148,7 @@ def require_same_run(
     ]
     differences += _different_data(run.about["data"], data)
     if differences:
-        raise another_run(path, differences)
+        raise different_run_error(path, differences)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for one in (settings, *nested) for name, value in one.items() if not isinstance(value, Mapping)}
 
 
-def left_out_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]:
+def exclusions_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]:
     """The parties left out of the rounds of a run so far."""
     try:
         found = [Exclusion(int(at), str(party), str(reason)) for at, party, reason in run.about.get("left_out", [])]
@@ -166,7 +166,7 @@ def left_out_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]
     return [entry for entry in found if entry.iteration <= run.checkpoint.index]
 
 
-def another_run(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:
+def different_run_error(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:
     """The error for a checkpoint of other data or settings."""
     return ParameterError(
         f"{path}: this checkpoint belongs to another run; these differ: {', '.join(differences)}. "
@@ -189,7 +189,7 @@ class RunRecorder:
     every: float = 60.0
     traffic: TrafficRecorder | None = None
     resumed: SavedRun | None = None
-    earlier: ResumePoint | None = field(init=False, default=None)
+    resume_point: ResumePoint | None = field(init=False, default=None)
     checkpoint: Checkpoint | None = field(init=False, default=None)
     training: Training = field(init=False)
     sent: list[Sent] = field(init=False, default_factory=list)
@@ -199,9 +199,9 @@ class RunRecorder:
 
     def __post_init__(self) -> None:
         if self.resumed is not None:
-            run = self.resumed if self.spending is None else self.resumed.charged(self.path, self.spending)
-            self.earlier, self.checkpoint, self.sent = run.earlier, run.checkpoint, list(run.sent)
-        self.training = training_of(self.fit, resume=self.earlier)
+            run = self.resumed if self.spending is None else self.resumed.charge(self.path, self.spending)
+            self.resume_point, self.checkpoint, self.sent = run.resume_point, run.checkpoint, list(run.sent)
+        self.training = start_training(self.fit, resume=self.resume_point)
 
     @property
     def spending(self) -> Spending | None:
@@ -268,7 +268,7 @@ def _plain_row(row: HistoryRow) -> tuple[Any, ...]:
     return tuple(kind(value) for kind, value in zip(_KINDS, row, strict=True))
 
 
-def _is_sound(run: SavedRun) -> bool:
+def _is_valid(run: SavedRun) -> bool:
     point, about = run.checkpoint, run.about
     is_point = isinstance(point, Checkpoint) and type(point.index) is int and point.index >= 0
     is_about = isinstance(about, Mapping) and all(isinstance(about.get(name), Mapping) for name in ("settings", "data"))
@@ -309,7 +309,7 @@ def _different_data(there: Mapping[str, Any], here: Mapping[str, Mapping[str, An
         return [f"parties ({', '.join(there)} there, {', '.join(here)} here)"]
     return [
         f"data ({'' if party == ONE_TABLE else f'{party}: '}other {name.replace('_', ' ')})"
-        for party, print_of in here.items()
-        for name, value in print_of.items()
+        for party, own in here.items()
+        for name, value in own.items()
         if there[party].get(name) != value
     ]

@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 
 GAME = "game"
 GAME_OPTIONS = ("order", "step", "step_decay", "self_play", "shrink", "leader")
-RULES = ("play", *GAME_OPTIONS[1:], "missing")
+GAME_SETTINGS = ("play", *GAME_OPTIONS[1:], "missing")
 """What the settings of a fit say of a game; its order is called play."""
 SKETCH_OPTIONS = ("sketch", "sketch_ratio")
 
@@ -139,7 +139,7 @@ class DistributedSettings:
     def game(self) -> dict[str, Any]:
         """How a game is played; all of it None where there is none."""
         if self.method != GAME:
-            return dict.fromkeys(RULES)
+            return dict.fromkeys(GAME_SETTINGS)
         given = {name: value for name, value in self.method_options.items() if name in GAME_OPTIONS}
         return {**compose_game(**methods.method(GAME).parse(given)).settings(), "missing": self.missing}
 
@@ -195,14 +195,14 @@ class RankReducer(Reducer):
 
     communicator: Communicator
 
-    def jointly(self, work: Callable[[], Result]) -> Result:
+    def run_on_all(self, work: Callable[[], Result]) -> Result:
         return run_on_all(self.communicator, work)
 
-    def total(self, array: np.ndarray) -> np.ndarray:
+    def sum(self, array: np.ndarray) -> np.ndarray:
         """Σ over the ranks, as rank 0 has it, so that orders agree."""
-        return np.asarray(self.of_rank_0(self.communicator.sum(np.ascontiguousarray(array))))
+        return np.asarray(self.broadcast(self.communicator.sum(np.ascontiguousarray(array))))
 
-    def of_rank_0(self, array: Array | None) -> Any:
+    def broadcast(self, array: Array | None) -> Any:
         """Rank 0's array, at every rank."""
         with raising_remote_errors():
             messages, _ = run_on_rank_0(self.communicator, lambda: ({"": Message({"": array})}, None))
@@ -217,7 +217,7 @@ def finish_over_ranks(fit: FederatedFit, training: Training, communicator: Commu
     ranks, H = RankReducer(communicator), None
     if communicator.rank == 0:
         H = fit.components(fit.server_at_start() if training.best is None else training.best)
-    H = ranks.of_rank_0(H)
+    H = ranks.broadcast(H)
     return complete(fit.solver, fit.shards, kernels.of(H).rows_of(H), scale_is_free(fit.solver), ranks)
 
 
@@ -248,18 +248,18 @@ class AgreedStopping(Measures):
 
     fit: FederatedFit
     communicator: Communicator
-    pressed: InterruptCounter
+    interrupts: InterruptCounter
     began: float
     budget: float | None
-    closing: FinalizationTimer = field(init=False)
+    timer: FinalizationTimer = field(init=False)
     ending: InterruptCounter = field(default_factory=InterruptCounter)
     is_late: bool = False
-    is_pressed: bool = False
+    is_interrupted: bool = False
     latest_objective: float = math.nan
     latest: float = 0.0
 
     def __post_init__(self) -> None:
-        self.closing = FinalizationTimer(self.fit)
+        self.timer = FinalizationTimer(self.fit)
 
     def error(self, done: Round) -> float:
         """Rank 0's error of this round, or where its server knows none that of all rows, at every rank.
@@ -269,15 +269,15 @@ class AgreedStopping(Measures):
         with broadcasting_errors(self.communicator):
             own = [*(done.metrics.get(name, math.nan) for name in ("relative_error", "objective"))]
             squares = self._squares(done) if math.isnan(own[0]) else (math.nan, math.nan)
-            told = [*own, self._is_late(done), self.pressed.count, *squares]
+            told = [*own, self._is_late(done), self.interrupts.count, *squares]
         every = all_gather_values(self.communicator, told)
         error, self.latest_objective, self.is_late = every[0][:3]
         if math.isnan(error):
             distance, energy = (sum(one[at] for one in every) for at in (4, 5))
             error = math.sqrt(max(0.0, distance) / energy) if energy else 0.0
             self.latest_objective = error**2
-        self.is_pressed = any(one[3] for one in every)
-        self.ending.count = int(self.is_late or self.is_pressed)
+        self.is_interrupted = any(one[3] for one in every)
+        self.ending.count = int(self.is_late or self.is_interrupted)
         return float(error)
 
     def objective(self, done: Round, error: float) -> float:
@@ -300,16 +300,16 @@ class AgreedStopping(Measures):
         if self.budget is None or self.communicator.rank > 0:
             return False
         spent = time.perf_counter() - self.began
-        ahead = spent - self.latest + self.closing.reserve(done, spent)
+        ahead = spent - self.latest + self.timer.reserve(done, spent)
         self.latest = time.perf_counter() - self.began
         return spent + ahead >= self.budget
 
     def train(self, watch: Watch) -> Training:
         """The rounds to their end, which is the same at all ranks; a second Ctrl-C breaks off at once."""
         training = run(replace(self.fit, measures=self), began=self.began, watch=watch, interrupts=self.ending)
-        if self.pressed.count > 1:
+        if self.interrupts.count > 1:
             raise KeyboardInterrupt
-        if training.outcome is Outcome.INTERRUPTED and self.is_late and not self.is_pressed:
+        if training.outcome is Outcome.INTERRUPTED and self.is_late and not self.is_interrupted:
             training.ended = Outcome.TIME_LIMIT
         return training
 
@@ -348,7 +348,7 @@ def fit_over_ranks(
     run_on_all(communicator, begin)
     sent: list[Sent] = []
     title = f"{data.shape[0]} × {data.shape[1]} over {settings.ranks}"
-    with graceful_interrupt(note if rank == 0 else "") as pressed:
+    with graceful_interrupt(note if rank == 0 else "") as interrupts:
         with progress(verbose if rank == 0 else 0, fit.last, settings.time_budget, title) as bar:
 
             def watch(done: Round, row: HistoryRow) -> None:
@@ -356,10 +356,10 @@ def fit_over_ranks(
                 bar(done, row)
 
             if is_asynchronous:
-                follower = AsyncFollower(pressed, len(settings.workers), began, settings.time_budget)
+                follower = AsyncFollower(interrupts, len(settings.workers), began, settings.time_budget)
                 training = train_by_arrivals(fit, communicator, follower, watch)
             else:
-                training = AgreedStopping(fit, communicator, pressed, began, settings.time_budget).train(watch)
+                training = AgreedStopping(fit, communicator, interrupts, began, settings.time_budget).train(watch)
         with runtime.limit_kernel_threads(threads):
             done = finish_over_ranks(fit, training, communicator)
         return DistributedFit(rank, settings, data, training, done, program.solver, sent, time.perf_counter() - began)

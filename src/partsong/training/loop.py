@@ -33,14 +33,14 @@ WINDOW = 10
 RECENT = 5
 """Rounds for which a larger cohort counts as present."""
 
-RUNAWAY = 1e6
+DIVERGENCE_FACTOR = 1e6
 """So many times its first value (and that of an empty model) the objective is not coming back."""
 
 PERFECT = 1e-24
 """An objective, as a share of ½‖X‖², that is zero but for rounding."""
 
 
-SMALL = 0.2
+SMALL_ERROR = 0.2
 """An objective, as a share of ½‖X‖², below which a share of what is left is more than users ask for."""
 
 
@@ -53,7 +53,7 @@ def yardstick(objective: float) -> float:
     """
     if not 0 <= objective < 1:
         return abs(objective)
-    return min(max(objective, math.sqrt(SMALL * objective)), 1 - objective)
+    return min(max(objective, math.sqrt(SMALL_ERROR * objective)), 1 - objective)
 
 
 class HistoryRow(NamedTuple):
@@ -113,7 +113,7 @@ class StoppingRule:
         """Why to stop now, or None to go on."""
         if self.is_blind:
             return None
-        if progress.is_lost():
+        if progress.has_diverged():
             return Outcome.DIVERGED
         if self.tol > 0 and progress.is_flat(self.tol):
             return Outcome.CONVERGED
@@ -145,12 +145,12 @@ class Progress:
         self.count += 1
         return is_best
 
-    def is_lost(self) -> bool:
+    def has_diverged(self) -> bool:
         """Whether the latest value is no number any more, or beyond all measure."""
         if not self.count:
             return False
         latest = self.values[-1]
-        return not (math.isfinite(latest) and latest <= RUNAWAY * max(1.0, self.first))
+        return not (math.isfinite(latest) and latest <= DIVERGENCE_FACTOR * max(1.0, self.first))
 
     def is_flat(self, tol: float) -> bool:
         """Whether the least value has hardly fallen over the window; never while the latest lies above it.
@@ -267,7 +267,7 @@ class Measures:
         return math.nan, math.nan
 
 
-def measured(
+def measure(
     rounds: Iterable[Round],
     measures: Measures = Measures(),
     *,
@@ -318,10 +318,10 @@ class Training:
     best: State = None
     latest: State = None
     ended: Outcome | None = None
-    trouble: str = ""
+    error_text: str = ""
     keeps_last: bool = False
     began: float = field(default_factory=time.perf_counter)
-    away: float = 0.0
+    paused_seconds: float = 0.0
     last: float = math.inf
     interrupts: InterruptCounter = field(default_factory=InterruptCounter)
     watch: Watch = lambda done, row: None
@@ -356,20 +356,20 @@ def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iter
     if training.ended is not None:
         return
     earlier = training.history[-1].seconds if training.history else 0.0
-    apart, turned = 0.0, time.perf_counter()
+    measuring, round_began = 0.0, time.perf_counter()
     try:
         for step in steps:
-            apart += step.measuring
-            row = step.row(earlier + time.perf_counter() - training.began - apart)
+            measuring += step.measuring
+            row = step.row(earlier + time.perf_counter() - training.began - measuring)
             training.note(step.done, row)
             training.watch(step.done, row)
             paused = time.perf_counter()
             if step.is_whole:
-                spent = earlier + paused - training.began - training.away
-                training.ended = _ending(step.done, stop, training, spent, paused - turned)
+                spent = earlier + paused - training.began - training.paused_seconds
+                training.ended = _ending(step.done, stop, training, spent, paused - round_began)
             yield step
-            apart += time.perf_counter() - paused
-            turned = time.perf_counter() if step.is_whole else turned
+            measuring += time.perf_counter() - paused
+            round_began = time.perf_counter() if step.is_whole else round_began
             if training.ended is not None:
                 return
             del step  # as large as the parties' states
@@ -386,7 +386,7 @@ def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iter
         if training.best is None or not training.rounds:
             raise  # in the middle of the first round there is nothing better to keep
         training.ended = Outcome.DIVERGED
-        training.trouble = " ".join((str(error), *getattr(error, "__notes__", ())))
+        training.error_text = " ".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def _ending(done: Round, stop: StoppingRule, training: Training, spent: float, latest: float) -> Outcome | None:
@@ -436,7 +436,7 @@ class ResumePoint:
     best: State = None
 
 
-def training_of(
+def start_training(
     fit: Fit,
     *,
     resume: ResumePoint | None = None,
@@ -459,7 +459,7 @@ def training_of(
     )
 
 
-def steps_of(fit: Fit, training: Training, resume: ResumePoint | None = None) -> Iterator[Step]:
+def iterate_steps(fit: Fit, training: Training, resume: ResumePoint | None = None) -> Iterator[Step]:
     """Yield the steps of a fit until one of them is the last."""
     rule = fit.stop.without_metrics() if fit.is_private else fit.stop
     return train(fit.steps(None if resume is None else resume.checkpoint), rule, training)
@@ -478,8 +478,8 @@ def run(
     The same steps, and the same best of them, as if the run had never been interrupted. They end after the step in
     which `interrupts` counts a first Ctrl-C.
     """
-    training = training_of(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
-    exhaust(steps_of(fit, training, resume))
+    training = start_training(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
+    exhaust(iterate_steps(fit, training, resume))
     return training
 
 
@@ -550,7 +550,7 @@ class ExclusionLog:
             warnings.warn(message, LeftOutWarning, stacklevel=2)
 
 
-LONGEST = 1e12
+MAX_SECONDS_SHOWN = 1e12
 """Seconds that are shown at most."""
 
 
@@ -592,4 +592,4 @@ def progress(verbose: int, rounds: int, time_budget: float | None, title: str) -
 
 
 def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=math.ceil(min(max(0.0, seconds), LONGEST))))
+    return str(timedelta(seconds=math.ceil(min(max(0.0, seconds), MAX_SECONDS_SHOWN))))

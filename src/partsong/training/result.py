@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TRIAL_ROWS = 400
 """Rows on which the end of a fit is tried when a time budget has to cover it."""
 
-NOTHING = 1e-9
+NEGLIGIBLE = 1e-9
 """A share of ‖X‖² that is nothing but rounding."""
 
 Result = TypeVar("Result")
@@ -41,10 +41,10 @@ class Reducer:
 
     __slots__ = ()
 
-    def jointly(self, work: Callable[[], Result]) -> Result:
+    def run_on_all(self, work: Callable[[], Result]) -> Result:
         return work()
 
-    def total(self, array: np.ndarray) -> np.ndarray:
+    def sum(self, array: np.ndarray) -> np.ndarray:
         return array
 
 
@@ -75,7 +75,7 @@ def complete(
     shards: Sequence[Shard],
     Ht: Array,
     rescale: bool,
-    among: Reducer = Reducer(),
+    reducer: Reducer = Reducer(),
     keeps_order: bool = False,
 ) -> FitResult:
     """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
@@ -87,24 +87,24 @@ def complete(
     known from all rows, would tell of them.
     """
 
-    def solved(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray, np.ndarray]:
-        weights = among.jointly(lambda: _solve(solver, shards, Ht, exactly))
-        gram = among.total(_gram(weights, Ht))
+    def solve(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray, np.ndarray]:
+        weights = reducer.run_on_all(lambda: _solve(solver, shards, Ht, exactly))
+        gram = reducer.sum(_gram(weights, Ht))
         return weights, _shares(gram, Ht), gram
 
     if rescale:
         Ht = _unit_columns(Ht)
     if not keeps_order:
-        _, shares, gram = solved(Ht, exactly=False)
+        _, shares, gram = solve(Ht, exactly=False)
         if not rescale:
-            norm = among.total(np.array([sum(shard.matrix.squared_norm for shard in shards)]))
+            norm = reducer.sum(np.array([sum(shard.matrix.squared_norm for shard in shards)]))
             Ht = _without_rounding(Ht, gram, float(norm[0]))
         Ht = _sorted(Ht, shares)
-    weights, shares, _ = solved(Ht)
+    weights, shares, _ = solve(Ht)
     if not keeps_order and (np.diff(shares) > 0).any():  # close calls
         Ht = _sorted(Ht, shares)
-        weights, shares, _ = solved(Ht)
-    error, norm = among.total(among.jointly(lambda: _squares(shards, weights, Ht)))
+        weights, shares, _ = solve(Ht)
+    error, norm = reducer.sum(reducer.run_on_all(lambda: _squares(shards, weights, Ht)))
     H = np.ascontiguousarray(kernels.of(Ht).to_numpy(Ht).T)
     return FitResult(H, weights, shares, float(np.maximum(0.0, error)), float(norm))
 
@@ -160,7 +160,7 @@ def _squares(shards: Sequence[Shard], weights: dict[str, Array], Ht: Array) -> n
     return np.array([error, norm], np.float64)
 
 
-def is_known_well(error: float, dtype: object) -> bool:
+def is_reliable_error(error: float, dtype: object) -> bool:
     """Whether a relative error that sums tell is more than rounding, or none at all (NaN)."""
     squared = error**2
     if math.isnan(squared) or squared > TRUSTED["float32"]:
@@ -176,7 +176,7 @@ def error_from_data(
     ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
     is so large that all others are rounding beside it.
     """
-    if is_known_well(known, dtype):
+    if is_reliable_error(known, dtype):
         return known
     precision = "float32" if "float32" in str(dtype) else "float64"
     norm = sum(matrix.squared_norm for matrix in matrices)
@@ -246,13 +246,13 @@ def _some_rows(shard: Shard, share: float) -> Shard:
 def warn_of_divergence(training: Training) -> None:
     """Warn callers in Python; the command line reports the outcome instead."""
     if training.outcome is Outcome.DIVERGED:
-        message = f"The fit diverged and was stopped. The best model so far is kept. {training.trouble}".rstrip()
+        message = f"The fit diverged and was stopped. The best model so far is kept. {training.error_text}".rstrip()
         warnings.warn(message, DivergenceWarning, stacklevel=2)
 
 
 def is_zero(result: FitResult) -> bool:
     """Whether W H explains nothing of an X that is not zero."""
-    return result.squared_norm > 0 and result.squared_error >= (1 - NOTHING) * result.squared_norm
+    return result.squared_norm > 0 and result.squared_error >= (1 - NEGLIGIBLE) * result.squared_norm
 
 
 def warn_if_model_is_zero(solver: Any, result: FitResult, comparison: str = "") -> None:

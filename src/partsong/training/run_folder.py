@@ -2,7 +2,7 @@
 
     folder = RunFolder(Path("runs/liver"))
     with folder.start(fit, settings, data, record=True) as recorder:
-        training = run(fit, resume=recorder.earlier, watch=recorder.watch)
+        training = run(fit, resume=recorder.resume_point, watch=recorder.watch)
     save_model(folder.path / MODEL, model)
     folder.end(training.history, recorder.sent, result)
 
@@ -29,7 +29,7 @@ from partsong.training.checkpoint import (
     RunRecorder,
     SavedRun,
     Sent,
-    left_out_before,
+    exclusions_before,
     load_run,
     require_same_run,
 )
@@ -47,15 +47,15 @@ from partsong.training.traffic import (
 MODEL, HISTORY, CHECKPOINT = "model.safetensors", "history.csv", "checkpoint"
 SETTINGS, VERSIONS = "settings.json", "versions.json"
 RESULT = "result.json"
-REPLACED = (HISTORY, "bytes.csv", RESULT, MODEL)
-OWN = (SETTINGS, VERSIONS, *REPLACED)
+RESULT_FILES = (HISTORY, "bytes.csv", RESULT, MODEL)
+RUN_FILES = (SETTINGS, VERSIONS, *RESULT_FILES)
 
 
-def make_usable(folder: Path, overwrite: bool) -> None:
+def prepare_folder(folder: Path, overwrite: bool) -> None:
     """Make the folder; refuse one with anything in it, unless it holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise FileError(f"run_folder={str(folder)!r} is a file. Choose another name.", parameter="run_folder")
-    if folder.is_dir() and any(folder.iterdir()) and not RunFolder(folder).is_unborn:
+    if folder.is_dir() and any(folder.iterdir()) and not RunFolder(folder).is_unstarted:
         if not is_run_folder(folder):
             raise FileError(
                 f"run_folder={str(folder)!r} holds files, but not those of a run of partsong; nothing was touched. "
@@ -77,7 +77,7 @@ def is_run_folder(folder: Path) -> bool:
         settings, versions = (json.loads((folder / name).read_text("utf-8")) for name in (SETTINGS, VERSIONS))
     except (OSError, ValueError, RecursionError):
         return False
-    return all(isinstance(told, dict) for told in (settings, versions)) and (
+    return all(isinstance(content, dict) for content in (settings, versions)) and (
         {"method", "started"} <= settings.keys() and "partsong" in versions
     )
 
@@ -89,9 +89,9 @@ class RunFolder:
     path: Path
 
     @property
-    def is_unborn(self) -> bool:
+    def is_unstarted(self) -> bool:
         """Whether a run began here and ended before anything of it was kept: there is nothing to resume or to lose."""
-        return is_run_folder(self.path) and not any((self.path / name).exists() for name in (CHECKPOINT, *REPLACED))
+        return is_run_folder(self.path) and not any((self.path / name).exists() for name in (CHECKPOINT, *RESULT_FILES))
 
     def begin(
         self,
@@ -114,7 +114,7 @@ class RunFolder:
                 )
             (self.path / CHECKPOINT).unlink()
         clear_traffic(self.path, kept or {})
-        for stale_name in REPLACED:
+        for stale_name in RESULT_FILES:
             (self.path / stale_name).unlink(missing_ok=True)
         write_json(self.path / VERSIONS, versions)
         write_json(self.path / SETTINGS, settings)
@@ -139,12 +139,12 @@ class RunFolder:
         fit's engine has to record it as well.
         """
         saved, place = None, self.path / CHECKPOINT
-        resume = resume and not self.is_unborn
+        resume = resume and not self.is_unstarted
         if resume:
             saved = self.load()
             require_same_run(place, saved, settings, data, may_change)
         else:
-            make_usable(self.path, overwrite)
+            prepare_folder(self.path, overwrite)
         kept = {} if saved is None else complete_rounds(self.path, saved.sent)
         self.begin({**settings, "started": now()}, machine_versions(fit.threads), kept, resumes=resume)
         missing = "" if saved is None else missing_traffic(self.path, kept, saved.checkpoint.index, is_recorded=record)
@@ -153,7 +153,7 @@ class RunFolder:
         about: dict[str, Any] = {"settings": settings, "data": data}
         traffic = TrafficRecorder(self.path) if record else None
         if left_out is not None:
-            left_out[:0] = [] if saved is None else left_out_before(saved, place)
+            left_out[:0] = [] if saved is None else exclusions_before(saved, place)
             about["left_out"] = left_out
         return RunRecorder(fit, about, place, every, traffic, saved)
 

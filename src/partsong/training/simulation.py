@@ -41,14 +41,14 @@ from partsong.training.loop import (
     Step,
     StoppingRule,
     Training,
-    measured,
-    steps_of,
+    iterate_steps,
+    measure,
 )
 from partsong.training.result import (
     FitResult,
     error_from_data,
     finish,
-    is_known_well,
+    is_reliable_error,
     warn_if_ill_posed,
     warn_if_model_is_zero,
     warn_of_divergence,
@@ -98,7 +98,7 @@ class FederatedFit:
         rounds = self.engine.run(self.program, self.shards, self.schedule, reduction=self.reduction, resume=point)
         del point  # the start is handed over and not kept: its W is as large as the party's
         spending, names = self.spending, [shard.name for shard in self.shards]
-        return measured(
+        return measure(
             rounds if spending is None else accounted(rounds, spending, names),
             self.measures,
             ends_round=self.ends_round,
@@ -132,7 +132,7 @@ class SimulationMeasures(Measures):
 
     def error(self, done: Round) -> float:
         known, is_from_sums = Measures.error(self, done), isinstance(self.program, SharedSums) and bool(self.shards)
-        if not math.isnan(known) and not (is_from_sums and not is_known_well(known, self.shards[0].matrix.dtype)):
+        if not math.isnan(known) and not (is_from_sums and not is_reliable_error(known, self.shards[0].matrix.dtype)):
             return known
         with runtime.limit_kernel_threads(runtime.available_threads()):
             if isinstance(self.program, SharedSums) and self.shards:
@@ -168,7 +168,7 @@ def _energy(H: Array) -> float:
     return float(kernels.of(H).inner(columns, columns))
 
 
-def simulation_of_rounds(
+def simulate_rounds(
     program: Any,
     shards: Sequence[Shard],
     rounds: int,
@@ -230,13 +230,13 @@ class RoundReport:
         return np.array(kernels.of(H).to_numpy(H))
 
 
-def whole_rounds(fit: FederatedFit, training: Training) -> Iterator[Step]:
+def iterate_rounds(fit: FederatedFit, training: Training) -> Iterator[Step]:
     """Yield the steps that end a round; `training` then stands at the end of that round.
 
     The first Ctrl-C within a round makes it the last; between rounds, it is the caller's. So is the time between
     rounds, which counts neither in the history nor against a time budget.
     """
-    steps = steps_of(fit, training)
+    steps = iterate_steps(fit, training)
     while True:
         with graceful_interrupt() as training.interrupts:
             step = next(steps, None)
@@ -245,5 +245,5 @@ def whole_rounds(fit: FederatedFit, training: Training) -> Iterator[Step]:
         if step.is_whole or training.ended is not None:
             left = time.perf_counter()
             yield step
-            training.away += time.perf_counter() - left
+            training.paused_seconds += time.perf_counter() - left
         del step

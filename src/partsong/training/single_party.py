@@ -19,7 +19,7 @@ from partsong.solvers.squared_error import SquaredError
 from partsong.training.centralized import PARTY, CentralizedConfig, initial_factors
 from partsong.training.simulation import FederatedFit
 
-LOOK_EVERY = 10
+MEASURE_EVERY = 10
 """Sketched iterations from one look at the error to the next: it costs a pass over the data."""
 
 
@@ -52,7 +52,7 @@ def sketched_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors
     assert config.sketch is not None
     most, rows = config.max_iter, matrix.shape[0]
     sketch = Proportion(SKETCHES[config.sketch], config.sketch_ratio)
-    program = SketchExchange(config.rank, config.solver, sketch, most, min(LOOK_EVERY, most), n_rows=rows)
+    program = SketchExchange(config.rank, config.solver, sketch, most, min(MEASURE_EVERY, most), n_rows=rows)
 
     def begin() -> Checkpoint:
         with runtime.limit_kernel_threads(config.threads):

@@ -18,7 +18,7 @@ from partsong.io.write import as_json, write_text
 
 FOLDER, LIST = "traffic", "traffic.jsonl"
 KIND = FileKind("partsong-traffic", 1, is_private=True)
-MOST_ROUNDS = 10**6
+MAX_ROUNDS = 10**6
 """A list that names a later round is not one of ours."""
 
 Lines = Mapping[int, Sequence[str]]
@@ -65,8 +65,8 @@ def complete_rounds(folder: Path, sent: Iterable[tuple[int, str, int, int]]) -> 
     lines: dict[int, list[str]] = {}
     for line in _known_lines(folder):
         try:
-            told = json.loads(line)
-            index, party, size = int(told["round"]), str(told["party"]), int(told["bytes"])
+            entry = json.loads(line)
+            index, party, size = int(entry["round"]), str(entry["party"]), int(entry["bytes"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         sizes = found.setdefault(index, {})
@@ -178,7 +178,7 @@ def read_record(folder: str | PathLike[str]) -> TrafficRecord:
         what = f"that of round {absent} is missing" if absent is not None else "there is none"
         raise FileError(f"{path} does not hold the traffic of a run from its first round on: {what}. Add --record.")
     senders = {party for sent in rounds.values() for party, _, _ in sent}
-    parties, width = _told_by(path, abouts)
+    parties, width = _parties_and_width(path, abouts)
     traffic = [rounds[index] for index in sorted(rounds)]
     return TrafficRecord(traffic, tuple(sorted(senders | parties)), width or _width_of(traffic))
 
@@ -197,11 +197,11 @@ def _width_of(traffic: Iterable[Traffic]) -> int | None:
 def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]:
     """Round, party, phase, weight and names of arrays, from one line of the list."""
     try:
-        told = json.loads(line)
-        index, party, phase = int(told["round"]), str(told["party"]), int(told["phase"])
-        weight = float("nan" if told["weight"] is None else told["weight"])
-        names = [str(array["name"]) for array in told["arrays"]]
-        is_sound = 1 <= index <= MOST_ROUNDS and phase >= 0
+        entry = json.loads(line)
+        index, party, phase = int(entry["round"]), str(entry["party"]), int(entry["phase"])
+        weight = float("nan" if entry["weight"] is None else entry["weight"])
+        names = [str(array["name"]) for array in entry["arrays"]]
+        is_sound = 1 <= index <= MAX_ROUNDS and phase >= 0
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path / LIST}: a line is not about a message: {line.strip()[:60]!r}.") from error
     if not is_sound:
@@ -209,16 +209,16 @@ def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]
     return index, party, phase, weight, names
 
 
-def _told_by(path: Path, abouts: Sequence[Any]) -> tuple[set[str], int | None]:
+def _parties_and_width(path: Path, abouts: Sequence[Any]) -> tuple[set[str], int | None]:
     """Parties and columns, from what the files of all rounds say; files of earlier releases say neither."""
     parties: set[str] = set()
     widths: set[int] = set()
     for about in abouts:
-        named, width = (about.get("parties", []), about.get("n_features")) if isinstance(about, dict) else (None, None)
+        names, width = (about.get("parties", []), about.get("n_features")) if isinstance(about, dict) else (None, None)
         is_width = width is None or (type(width) is int and width > 0)
-        if not isinstance(named, list) or not all(isinstance(name, str) for name in named) or not is_width:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not is_width:
             raise FormatError(f"{path / 'traffic'}: a file does not say who took part as ours do. Record the run anew.")
-        parties |= set(named)
+        parties |= set(names)
         widths |= set() if width is None else {width}
     if len(widths) > 1:
         raise FormatError(f"{path / 'traffic'}: files are of runs with {sorted(widths)} columns. Record the run anew.")

@@ -32,7 +32,7 @@ from partsong.training.loop import (
     ResumePoint,
     StoppingRule,
     Training,
-    measured,
+    measure,
     train,
 )
 from partsong.training.loop import run as run_fit
@@ -54,7 +54,7 @@ def rounds_of(objectives, participants=None, pause=0.0):
 def trained(rounds, stop=StoppingRule(), measures=Measures(), ends_round=lambda done: True, **more) -> Training:
     """Rounds that are followed to their end; `more` are fields of the training."""
     training = Training(**more)
-    for _ in train(measured(rounds, measures, ends_round=ends_round, last=training.last), stop, training):
+    for _ in train(measure(rounds, measures, ends_round=ends_round, last=training.last), stop, training):
         pass
     return training
 
@@ -113,7 +113,7 @@ def test_uploads_that_are_not_finite_end_a_run_that_has_begun():
         raise DivergenceError("Party 'x' sent NaN")
 
     run = trained(rounds())
-    assert (run.outcome, run.best, run.trouble) == (Outcome.DIVERGED, 1, "Party 'x' sent NaN")
+    assert (run.outcome, run.best, run.error_text) == (Outcome.DIVERGED, 1, "Party 'x' sent NaN")
 
     def at_once():
         raise DivergenceError("Party 'x' sent NaN")
@@ -173,7 +173,7 @@ def test_a_time_budget_ends_a_run_and_keeps_time_for_its_end(clock):
 
 def test_what_the_caller_does_between_rounds_is_not_in_the_history_but_in_the_budget(clock):
     training = Training(began=clock.perf_counter())
-    for _ in train(measured(rounds_of([0.5] * 100, pause=0.1)), StoppingRule(0, time_budget=1.0), training):
+    for _ in train(measure(rounds_of([0.5] * 100, pause=0.1)), StoppingRule(0, time_budget=1.0), training):
         clock.sleep(0.2)
     assert training.outcome is Outcome.TIME_LIMIT
     assert [row.seconds for row in training.history] == pytest.approx([0.1, 0.2, 0.3, 0.4])
@@ -371,7 +371,7 @@ def best_of(objectives, participants, cut=None):
         first = trained(rounds[:cut], StoppingRule(0))
         history, best = [HistoryRow(*map(float, row)) for row in first.history], first.best  # as a file gives them back
     rest = Training(history, ProgressByCohort.of(history), best)
-    for _ in train(measured(rounds[cut:]), StoppingRule(0), rest):
+    for _ in train(measure(rounds[cut:]), StoppingRule(0), rest):
         pass
     return rest.best
 

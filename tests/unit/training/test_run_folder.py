@@ -23,7 +23,7 @@ from partsong.training.loop import StoppingRule
 from partsong.training.loop import run as run_fit
 from partsong.training.result import finish
 from partsong.training.run_folder import MODEL, RunFolder
-from partsong.training.simulation import simulation_of_rounds
+from partsong.training.simulation import simulate_rounds
 
 SETTINGS = {"method": "fedavg", "n_components": 3, "seed": 4}
 
@@ -37,7 +37,7 @@ def rows():
 def task_of(rows, rounds, *, record=True):
     shards = [Shard(name, as_matrix(X), key(4, "secret", name)) for name, X in rows.items()]
     schedule, engine = Schedule(rounds, 4), Sequential(record=record)
-    return simulation_of_rounds(build("fedavg", 3, local_steps=10), shards, rounds, schedule, StoppingRule(0.0), engine)
+    return simulate_rounds(build("fedavg", 3, local_steps=10), shards, rounds, schedule, StoppingRule(0.0), engine)
 
 
 def data_of(rows):
@@ -47,7 +47,7 @@ def data_of(rows):
 def fit(folder, rows, rounds, **options):
     task = task_of(rows, rounds)
     with folder.start(task, SETTINGS, data_of(rows), record=True, every=0, **options) as recorder:
-        training = run_fit(task, resume=recorder.earlier, watch=recorder.watch)
+        training = run_fit(task, resume=recorder.resume_point, watch=recorder.watch)
     done = finish(task, training)
     model = Model(done.H, None, SETTINGS, 4, done.relative_error, None, now(), {})
     save_model(folder.path / MODEL, model)
