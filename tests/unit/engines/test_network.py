@@ -129,7 +129,7 @@ class Posted:
             try:
                 reply = self.sites[name].answer(replace(ask, message=None), body, self.disk.read("worked") or {})
             except PartsongError as error:
-                if ask.stops is not None:
+                if ask.error_note is not None:
                     raise
                 faults[name] = error
                 continue

@@ -419,7 +419,7 @@ def test_an_error_of_the_server_is_raised_at_all():
 
 
 def test_a_rank_that_fails_does_not_wait_for_those_who_work_on(monkeypatch):
-    monkeypatch.setattr(collective, "PATIENCE", 0.2)
+    monkeypatch.setattr(collective, "ERROR_TIMEOUT", 0.2)
 
     @dataclass(frozen=True)
     class Slow(Broken):
@@ -598,12 +598,12 @@ def test_rows_weights_and_secrets_are_in_nothing_that_is_sent(sums):
 def test_errors_travel_with_their_class():
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, errors.PartsongError):
-            again = collective.from_text(*collective.as_text(kind("what, where")))
+            again = collective.error_from_text(*collective.error_to_text(kind("what, where")))
             assert type(again) is kind
             assert str(again) == "what, where"
     own = type("Own", (DataError,), {})("mine")
-    assert type(collective.from_text(*collective.as_text(own))) is DataError
-    assert type(collective.from_text("Warning", "?")) is PartyError
+    assert type(collective.error_from_text(*collective.error_to_text(own))) is DataError
+    assert type(collective.error_from_text("Warning", "?")) is PartyError
 
 
 ARRAYS = {
