@@ -29,7 +29,9 @@ from partsong.federation.locks import holder_of
 ENVELOPE = 500
 """Bytes of a message besides its arrays: header, JSON document, signature. A list of sites adds `NAMED` for each."""
 NAMED = 12
-PLAIN = f'method = "exact"\nrank = {RANK}\nseed = 5\n'
+PLAIN = f'method = "exact"\nrank = {RANK}\n'
+SEED = "seed = 5\n"
+"""For a federation with a single run: sites refuse a seed that they have answered before."""
 MASKED = "secure_aggregation = true\nmask_bound = 1e9\n"
 KILLED_AFTER = 10
 TIMEOUT = 20
@@ -65,7 +67,7 @@ def long_run(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
     began, kill_at = time.perf_counter(), min(KILLED_AFTER, rounds // 3)
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "long", names) as made:
         say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
-        text = PLAIN + f'rounds = {rounds}\non_party_error = "skip"\n'
+        text = PLAIN + SEED + f'rounds = {rounds}\non_party_error = "skip"\n'
         name, place = made.start(text, "--timeout", str(TIMEOUT))
         held = _followed(made, name, kill_at, names[-1], say)
         lines = lines_of(place.progress)
@@ -152,7 +154,7 @@ def layer(n_sites: int, rounds: int, say: Say) -> dict[str, Any]:
     names, began = tuple(f"site-{number}" for number in range(n_sites)), time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch, federation(Path(scratch) / "layer", names, "layer") as made:
         say(f"{n_sites} sites are there after {time.perf_counter() - began:.0f} s")
-        found = rounds_in_turns(made, PLAIN + f"rounds = {rounds + 1}\n", patience=120.0 + 20.0 * rounds)
+        found = rounds_in_turns(made, PLAIN + SEED + f"rounds = {rounds + 1}\n", patience=120.0 + 20.0 * rounds)
         say(f"{rounds} rounds of each kind are done after {time.perf_counter() - began:.0f} s")
     seconds = {arm: found[arm][1:] for arm in ("ours", "echo", "work")}
     works = [one for lines in found["sites"].values() for one in lines if MATHEMATICS in one["spent"]][n_sites:]
