@@ -187,13 +187,13 @@ def test_people_and_programs_are_told_the_line_and_the_way_out(invoke, told, log
     assert told("audit", "verify", "site-north", "--head", head)["since"] == 0
     log.write_text("".join(lines[:4]))
     assert told("audit", "verify", "site-north")["is_sound"]
-    assert "taken from its end" in told("audit", "verify", "site-north", "--head", head, code=1)["error"]
+    assert "removed from its end" in told("audit", "verify", "site-north", "--head", head, code=1)["error"]
     log.write_text("".join([lines[0], lines[2], *lines[3:]]))
     said = told("audit", "verify", "site-north", code=1)
     assert (said["is_sound"], said["first_bad_line"], said["exit_code"]) == (False, 2, 1)
     shown = invoke("audit", "verify", "site-north", code=1).stderr
     assert "line 2" in shown
-    assert "Keep the file as it is" in shown
+    assert "Keep the file unchanged" in shown
 
 
 @pytest.mark.parametrize("head", ["", "abc", "g" * 64, "0" * 63])

@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_is_not_started_again(place, monkeypatch):
 
 def test_a_run_that_ends_without_a_word_is_started_again(place, monkeypatch):
     control, told = Control(FlowerRunStatus("finished", "failed", "why")), []
-    with pytest.raises(ServerError, match=r"without a word \(why\)"):
+    with pytest.raises(ServerError, match=r"without a result \(why\)"):
         follow(place, control, monkeypatch, told)
     assert len(control.started) == following.MAX_STARTS
     assert told == [{"starting": place.name}], "once, however often it is started"
@@ -151,7 +151,7 @@ def test_the_result_of_a_run_that_is_done_stays_until_there_is_another(place, mo
     place.result.write_text('{"status": "done", "rounds": 3}')
     with pytest.raises(ServerError, match="No server answers"):
         follow(place, Down(FlowerRunStatus("unknown")), monkeypatch)
-    with pytest.raises(ServerError, match="without a word"):
+    with pytest.raises(ServerError, match="without a result"):
         follow(place, Control(FlowerRunStatus("finished", "failed")), monkeypatch)
     assert place.result.read_text() == '{"status": "done", "rounds": 3}'
 
@@ -176,7 +176,7 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
             forget_failure(place)  # as the process that works on a run does first
             return super().start(name)
 
-    with pytest.raises(ServerError, match="without a word"):
+    with pytest.raises(ServerError, match="without a result"):
         follow(place, Killed(FlowerRunStatus("finished", "failed")), monkeypatch)
     told = _run_told(place)
     assert told["status"] == "broken off"

@@ -221,7 +221,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
             'method = "game"\nrank = 2\nsecure_aggregation = true',
             'method = "game" with secure_aggregation = true: .* alone',
         ),
-        (f'method = "exact"\nrank = {10**12}', "rank = 1000000000000 is too large.*Choose far less"),
+        (f'method = "exact"\nrank = {10**12}', "rank = 1000000000000 is too large.*Use a much smaller"),
         (f'method = "exact"\nrank = {10**400}', "rank = 1000.* is too large"),
         (
             f'method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nrow_bound = 1\nepsilon = 1{"0" * 400}',

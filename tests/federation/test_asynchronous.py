@@ -315,7 +315,7 @@ def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes(tmp_path, i
     transport = Absent(sites_of(federation), away_while(federation, "north", 2, 99), is_silent=is_silent)
     with pytest.raises(SiteLost, match="north") as caught:
         list(arrivals_of(federation, transport, timeout=0.02))
-    assert any("resume" in note for note in caught.value.__notes__)
+    assert any("Resume the run" in note for note in caught.value.__notes__)
     before = record_of(federation).order
     rounds = list(arrivals_of(federation))
     assert record_of(federation).order[: len(before)] == before
@@ -457,7 +457,7 @@ def test_a_run_in_which_nothing_that_can_be_used_arrives_ends_with_an_error_and_
         lambda name, request: name != "north" and request.nonce.kind is Kind.WORK,
         is_silent=True,
     )
-    with pytest.raises(PartyError, match=r"Nothing that can be used has arrived.*north: .*NaN.*larger time_budget"):
+    with pytest.raises(PartyError, match=r"No usable upload has arrived.*north: .*NaN.*larger time_budget"):
         list(arrivals_of(federation, transport))
     assert not [name for name in federation.names if (tmp_path / name / "runs" / "run-1" / "model").exists()]
     assert sum(bool(done.participants) for done in arrivals_of(federation, time_budget=60.0)) == 9

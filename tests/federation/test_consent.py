@@ -515,8 +515,8 @@ def test_the_coordinator_is_told_what_can_be_done_about_a_roster(tmp_path):
     with pytest.raises(SiteRefused, match="'roster'") as caught:
         list(federation.rounds(changing(federation, REKEYED, ("north",))))
     told = caught.value.__notes__[-1]
-    assert "all sites have to pin the same roster" in told
-    assert "begin a new run, under another --name and with another seed" in told
+    assert "let all sites pin the same roster" in told
+    assert "start a new run with another --name and another seed" in told
     anew = replace(federation, run="run-2", folder=tmp_path, experiment=replace(federation.experiment, seed=2))
     (tmp_path / "server").rename(tmp_path / "before")
     assert len(list(anew.rounds())) == 2

@@ -247,7 +247,7 @@ def test_too_few_for_a_masked_sum_stops_before_anything_is_sent_and_can_be_resum
     next(rounds)
     with pytest.raises(TooFewParties, match=r"phase 2 \(masked upload\): 2 of 3 .*'north'") as caught:
         next(rounds)
-    assert "1 of 3 sites were left out: 'north' (Site 'north' was not heard in round 1: " in str(caught.value)
+    assert "1 of 3 sites were left out: 'north' (Site 'north' did not reply in round 1: " in str(caught.value)
     done = list(federation.rounds())
     assert len(done) == 1
     assert_same(federation, done)
@@ -267,7 +267,7 @@ def test_where_too_few_are_left_it_is_told_how_many_and_who_was_left_out_and_why
     with pytest.raises(kind) as caught:
         list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
     said = " ".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
-    assert f"1 of {minimum} sites were left out: 'north' (Site 'north' was not heard in round 0: cut off)." in said
+    assert f"1 of {minimum} sites were left out: 'north' (Site 'north' did not reply in round 0: cut off)." in said
     assert ("Only 2 sites (east, south)" if minimum == 3 else "all 3 parties are faulty") in said
 
 
@@ -283,7 +283,7 @@ def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes_to_the_same
     first = next(rounds)
     with pytest.raises(SiteLost, match="south") as caught:
         next(rounds)
-    assert any("resume" in note for note in caught.value.__notes__)
+    assert any("Resume the run" in note for note in caught.value.__notes__)
     assert_same(federation, [first, *federation.rounds()][1:])
     assert federation.record().absent() == {}
 
@@ -370,7 +370,7 @@ def test_serials_of_a_federation_only_grow_and_what_is_no_such_file_is_refused(t
     assert serials.load(("east", "south", "west")) == {"east": 3, "south": 5}
     for text in ("", "[]", '{"east": "3"}', '{"east": -1}'):
         serials.path.write_text(text)
-        with pytest.raises(FileError, match="from a copy"):
+        with pytest.raises(FileError, match="from a backup"):
             serials.load(("east",))
 
 
@@ -533,8 +533,8 @@ def test_after_a_refusal_by_policy_nobody_is_sent_to_resume(tmp_path, stage):
     with pytest.raises(SiteRefused, match="'runs'") as caught:
         list(federation.rounds(InProcess(sites)))
     told = " ".join(caught.value.__notes__)
-    assert "change the experiment, or ask the steward" in told
-    assert "Once that allows the run, resume it as it is" in told
+    assert "Change the experiment, or ask the site to update site.toml" in told
+    assert "then resume" in told
     assert "once the site is back" not in told
     assert not has_started(tmp_path / "server"), "no site has answered a start"
     assert len(list(federation.rounds())) == 2, "it is allowed now"

@@ -204,9 +204,9 @@ def test_nothing_is_written_through_a_link(tmp_path, side):
     words = list(mailbox_of(tmp_path, "east").answer_all(lambda data: b"secret"))
     assert not list(elsewhere.iterdir())
     if side == "in":
-        assert "no link" in folders.cancel()["east"].reason
+        assert "not a link" in folders.cancel()["east"].reason
     else:
-        assert "no link" in words[0]
+        assert "not a link" in words[0]
 
 
 def test_replies_are_heard_as_they_come_and_who_waits_longest_is_first(tmp_path):

@@ -249,7 +249,7 @@ def test_a_round_that_is_none_without_the_site_says_that_a_new_run_is_needed(tmp
     federation = broken_off(tmp_path, where, True, NAMES[:3], secure_aggregation=True)
     with pytest.raises(TooFewParties):
         list(federation.rounds())
-    with pytest.raises(TooFewParties, match="begin a new run, under another name"):
+    with pytest.raises(TooFewParties, match="start a new run with another name"):
         list(federation.rounds())
 
 

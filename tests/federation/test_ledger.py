@@ -283,7 +283,7 @@ def test_an_older_log_and_older_runs_beside_the_newest_ledger_release_nothing_tw
         assert said(site, works[0]) is None
         return
     assert [said(site, work) for work in works] == ["ledger", "ledger"]
-    assert "it is an older copy" in (site.folder / "site.log").read_text()
+    assert "it is an older backup" in (site.folder / "site.log").read_text()
     assert add_opening_balance(site.folder, "the log was lost").releases == 0
     assert said(site, works[0]) == "conflict"
     assert site.ledger.serial == 2
@@ -346,12 +346,12 @@ def test_a_file_that_was_edited_is_moved_away_and_not_the_end_of_a_site(tmp_path
     path, spoiled = site.folder / name, b'"count": 1' if name.startswith("ledger") else b'"again": false'
     path.write_bytes(path.read_bytes().replace(spoiled, spoiled + b" "))
     assert said(site, hello_of(federation)) == "ledger"
-    way_out = f"{path}, line 1: .* Keep the file as it is, outside of the folder"
+    way_out = f"{path}, line 1: .* Keep the file unchanged outside the folder"
     assert re.search(way_out, (site.folder / "site.log").read_text())
     command = ["audit", "opening", str(site.folder), "--why", "edited", "--directions", "0"]
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 1
-    assert "outside of the folder" in " ".join(refused.output.split())
+    assert "outside the folder" in " ".join(refused.output.split())
     path.rename(tmp_path / "kept")
     assert CliRunner().invoke(app, command).exit_code == 0
     assert said(site, hello_of(federation)) is None
@@ -367,7 +367,7 @@ def test_a_file_of_a_newer_version_is_refused_and_nothing_is_charged(tmp_path, n
     for request in (hello_of(federation), replace(request_of(asked, Kind.WORK), seen=0)):
         assert said(site, request) == "ledger"
     log = (site.folder / "site.log").read_text()
-    assert re.search(rf"{name}, line \d+: its version is 2, .* pip install --upgrade partsong", log)
+    assert re.search(rf"{name}, line \d+: its version is 2; .* pip install --upgrade partsong", log)
     refused = CliRunner().invoke(app, ["audit", "opening", str(site.folder), "--why", "newer", "--directions", "0"])
     assert (refused.exit_code, "its version is 2" in " ".join(refused.output.split())) == (1, True)
     shown = CliRunner().invoke(app, ["audit", "show", str(site.folder)])

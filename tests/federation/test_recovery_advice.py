@@ -34,13 +34,13 @@ from tests.federation.test_site_limits import Watched
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")
 
 
-ANEW = "begin a new run, under another --name and with another seed"
+ANEW = "start a new run with another --name and another seed"
 
 
 @pytest.mark.parametrize("code", ["diverged", "failed", "upload"])
 def test_what_comes_to_nothing_again_and_again_needs_a_new_run(code):
     said = recovery_advice(Refusal(code))
-    assert f"If the site says so again when the run is resumed, {ANEW}" in said
+    assert f"If the site refuses again, {ANEW}" in said
     assert RESUME not in said
     assert "mask_bound" in said or code != "upload"
     assert re.search(rf"^\| codes? [^|]*`{code}`", PAGE, re.MULTILINE), "it has a row where things break"
@@ -131,7 +131,7 @@ def test_a_run_that_is_forbidden_in_its_middle_goes_on_once_it_is_allowed(tmp_pa
     rounds.close()
     assert told(federation, federation.site("north", policy=policy)) == code
     way = recovery_advice(Refusal(code))
-    assert "resume it as it is" in way or "Resume the run once its rows and columns are those of the run again" in way
+    assert "update site.toml, then resume" in way or "Restore the rows and columns with which the run started" in way
     assert RESUME not in way
     assert [done.index for done in federation.rounds()] == [1]
 
@@ -188,7 +188,7 @@ def test_only_a_site_that_can_be_told_the_end_is_promised_that():
     def why(code):
         return str(error_from_refusal("north", Refusal(code), 3))
 
-    assert "--resume tells it the end" in missing_result_advice(why("data"))
+    assert "--resume sends it the final model" in missing_result_advice(why("data"))
     for lost in (why("not-started"), NEVER_STARTED):
         assert "--resume" not in missing_result_advice(lost)
-        assert "a new run can have it in" in missing_result_advice(lost).lower()
+        assert "include it in a new run" in missing_result_advice(lost).lower()

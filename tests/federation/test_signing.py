@@ -301,7 +301,7 @@ def test_frequencies_that_cannot_be_sums_with_a_site_in_them_end_the_agreement_a
     federation, _, rounds = told_other_frequencies(tmp_path, lambda name, m: lie(m))
     with pytest.raises(SiteRefused, match="'protocol'"):
         rounds()
-    assert "not the sums" in federation.log("east")
+    assert "cannot be the sums" in federation.log("east")
     assert not any(word in federation.log("east") for text in texts_of("east") for word in text.split()[:4])
     with pytest.raises(SiteRefused, match="'protocol'"):
         list(federation.rounds())

@@ -246,9 +246,9 @@ def test_how_large_a_number_beyond_the_bound_was_is_told_in_the_log_of_the_site_
         record_into([], federation)
     site = federation.site("east")
     X = np.asarray(site.data.rows, dtype=float)
-    told = f"The largest of its numbers is {max(len(X), (X**2).sum()):.3g}."
+    told = f"The largest entry is {max(len(X), (X**2).sum()):.3g}."
     assert told in (site.folder / "site.log").read_text()
-    assert "largest of its numbers" not in str(caught.value)
+    assert "largest entry" not in str(caught.value)
 
 
 class Watched:

@@ -243,7 +243,7 @@ class Losing(InProcess):
 
 def test_an_agreement_waits_for_all_and_goes_on_over_another_transport(tmp_path):
     federation = TextFederation(tmp_path, replace(exact(), on_party_error="skip"))
-    with pytest.raises(SiteLost, match="'north' was not heard in round 1"):
+    with pytest.raises(SiteLost, match="'north' did not reply in round 1"):
         list(federation.rounds(Losing(federation.transport().sites)))
     with ExitStack() as sites:
         for name in federation.names:

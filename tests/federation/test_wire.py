@@ -117,7 +117,7 @@ def test_fields_of_another_kind_are_refused(field, value):
 
 
 def test_a_message_beyond_the_limit_is_not_looked_at():
-    with pytest.raises(FormatError, match="at most 100"):
+    with pytest.raises(FormatError, match="the limit is 100"):
         Reply.from_bytes(sample().to_bytes(), 100)
 
 

@@ -1,9 +1,9 @@
-"""What left a site: one line for every message out, chained, without values and without names of rows or columns.
+"""Audit log of a site: one hash-chained line per outgoing message, without values and without row or column names.
 
-A server can ask for what is refused as often as it likes. Of the refusals of a day (UTC) the first MOST_DIFFERENT that
-differ have a line, and so have the 1st, 2nd, 4th, 8th … of all. Each of the others is counted in a file beside the log
-before it leaves, and the next line of any kind has the counts (`unlisted`). A process that is killed between a line and
-that file says nothing twice, and forgets nothing: counts after a line that is not the last one are in a line.
+A server can repeat refused requests without limit. Of the refusals of a day (UTC), the first MAX_DISTINCT different
+ones and the 1st, 2nd, 4th, 8th … have a line. Each of the others is counted in a file beside the log before it is sent,
+and the next line of any kind includes the counts (`unlisted`). The file names the line that its counts follow, so that
+a process killed between the two neither loses nor repeats a count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_DISTINCT = 16
 
 @dataclass(frozen=True, slots=True)
 class SentAttempt:
-    """An attempt of which something has left: with how much noise, at what cost, and in which line first."""
+    """An attempt of which something has left: its noise, its cost, and the first line."""
 
     noise: float | None
     release: Mapping[str, Any] | None
@@ -43,8 +43,8 @@ class SentAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RunReleases:
-    """Rounds and attempts of a run of which something has left; whether anything but refusals was answered in it, and
-    its end.
+    """Rounds and attempts of a run of which something has left. `has_started`: any request was answered without a
+    refusal. `is_over`: so was the end of the run.
     """
 
     attempts: Mapping[tuple[int, int], SentAttempt] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class RunReleases:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHistory:
-    """What has left, by run, as far as it was no refusal; a run with nothing but refusals is there as well. `lines`:
-    how many the log has.
+    """What has left, by run, without refusals; runs with nothing but refusals are included. `lines`: length
+    of the log.
     """
 
     runs: Mapping[str, RunReleases] = field(default_factory=dict)
@@ -66,9 +66,9 @@ class ReleaseHistory:
         return run in self.runs and at in self.runs[run].attempts
 
     def add_lines(self, lines: Sequence[Line]) -> ReleaseHistory:
-        """With more of them."""
+        """Return the history after more lines."""
         works: dict[str, dict[tuple[int, int], SentAttempt]] = {}
-        begun = {line["run"] for line in lines if line["refusal"] is None}
+        started = {line["run"] for line in lines if line["refusal"] is None}
         over = {line["run"] for line in lines if line["kind"] == "finish" and line["refusal"] is None}
         for line in lines:
             own = works.setdefault(line["run"], {})
@@ -78,33 +78,33 @@ class ReleaseHistory:
         found = dict(self.runs)
         for run, own in works.items():
             before = found.get(run, RunReleases())
-            is_begun, is_over = before.has_started or run in begun, before.is_over or run in over
-            found[run] = RunReleases({**own, **before.attempts}, is_begun, is_over)
+            has_started, is_over = before.has_started or run in started, before.is_over or run in over
+            found[run] = RunReleases({**own, **before.attempts}, has_started, is_over)
         return ReleaseHistory(found, lines[-1]["number"])
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """The log of a site."""
+    """The audit log of a site."""
 
     path: Path
 
     def record(self, reply: Reply, payload: bytes, *, is_repeat: bool, protection: dict[str, Any]) -> None:
-        """A message that is about to leave; its line, or for a refusal its count, is on the disk when this returns."""
+        """Record a message that is about to leave. Its line, or count of a refusal, is on disk when this returns."""
         digest = hashlib.sha256(payload).hexdigest()
         if isinstance(reply.answer, Refusal):
             self._record_refusal(reply, reply.answer.code, digest, {"bytes": len(payload), **protection})
             return
         arrays = [_describe_array(name, array) for name, array in sorted(reply.answer.arrays.items())]
-        told = {"refusal": None, "again": is_repeat, "arrays": arrays, "bytes": len(payload), "sha256": digest}
-        self._append({**reply.nonce.to_dict(), **told, **protection})
+        entry = {"refusal": None, "again": is_repeat, "arrays": arrays, "bytes": len(payload), "sha256": digest}
+        self._append({**reply.nonce.to_dict(), **entry, **protection})
 
     def history(self) -> ReleaseHistory:
-        """All that has left, after every line was compared."""
+        """Verify all lines and return what has left."""
         return Chain(self.path).fold(ReleaseHistory.add_lines, ReleaseHistory())
 
     def run_releases(self, run: str) -> RunReleases | None:
-        """What of a run has left; None where the log does not know the run."""
+        """Return what has left in a run; None if the log has no line of it."""
         return self.history().runs.get(run)
 
     @property
@@ -117,14 +117,14 @@ class AuditLog:
         return True
 
     def _record_refusal(self, reply: Reply, code: str, digest: str, more: Mapping[str, Any]) -> None:
-        """By a line, or where there were many by a count that the next line tells."""
+        """Record a refusal by a line or, if there are many, by a count that the next line includes."""
         counts, last = RefusalCounts.today(self.path), Chain(self.path).number
         is_new = digest not in counts.different and len(counts.different) < MAX_DISTINCT
         has_line = is_new or (counts.count & (counts.count + 1)) == 0
         unlisted = counts.unlisted_after(last)
         if has_line:
-            told = {"refusal": code, "again": False, "arrays": [], "sha256": digest}
-            self._append({**reply.nonce.to_dict(), **told, **more})
+            entry = {"refusal": code, "again": False, "arrays": [], "sha256": digest}
+            self._append({**reply.nonce.to_dict(), **entry, **more})
             last, unlisted = last + 1, {}
         else:
             unlisted[code] = unlisted.get(code, 0) + 1
@@ -132,7 +132,7 @@ class AuditLog:
         replace(counts, count=counts.count + 1, different=different, after=last, unlisted=unlisted).save(self.path)
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        """A line, with the time and the refusals since the one before that have none."""
+        """Append a line with the time and the counts of refusals since the last line."""
         chain = Chain(self.path)
         unlisted = RefusalCounts.today(self.path).unlisted_after(chain.number)
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -141,8 +141,8 @@ class AuditLog:
 
 @dataclass(frozen=True, slots=True)
 class RefusalCounts:
-    """Refusals of a day: how many, hashes of the first that differ, and of each code how many have no line yet, as of
-    line `after` of the log.
+    """Refusals of a day: their number, hashes of the first different ones, and for each code the number without a line
+    since line `after` of the log.
     """
 
     day: str = ""
@@ -153,8 +153,8 @@ class RefusalCounts:
 
     @staticmethod
     def today(log: Path) -> RefusalCounts:
-        """Those beside a log, for this day; what no line has stays from the days before. A file that cannot be
-        understood was not written here, and is replaced.
+        """Return today's counts beside a log; unlisted refusals of earlier days stay. An unreadable file is
+        replaced.
         """
         try:
             found = msgspec.json.decode(log.with_name(REFUSALS_FILE).read_bytes(), type=RefusalCounts)
@@ -164,11 +164,11 @@ class RefusalCounts:
         return found if found.day == day else RefusalCounts(day, after=found.after, unlisted=found.unlisted)
 
     def unlisted_after(self, last: int) -> dict[str, int]:
-        """What the line that follows the last one has to say."""
+        """Return the counts that the line after `last` must include."""
         return dict(self.unlisted) if self.after == last else {}
 
     def save(self, log: Path) -> None:
-        """On the disk when this returns."""
+        """Write the counts; they are on disk when this returns."""
         write_text(log.with_name(REFUSALS_FILE), json.dumps(asdict(self)) + "\n", private=True)
 
 
@@ -177,7 +177,7 @@ def _today() -> str:
 
 
 def protection_fields(program: Program | None, epsilon: float | None) -> dict[str, Any]:
-    """Clip, noise, cost, and ε spent so far, as far as a program has them."""
+    """Return clip, noise, cost and spent ε of a program, None where it has none."""
     release: Any = None if program is None else program.traits.release
     clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
     noise, cost = (None, None) if release is None else (release.noise_multiplier, release.to_json())
@@ -198,7 +198,7 @@ def _describe_array(name: str, array: Any) -> dict[str, Any]:
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 #
-# The log for the people who answer for a site: is it whole, what has left, how much in each run; never values.
+# For the stewards of a site: verify the log, show what has left and the totals of each run; never values.
 
 AUDIT_FILE = "audit.jsonl"
 HASH_DIGITS = len(GENESIS_HASH)
@@ -209,7 +209,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """A log whose lines follow from each other; `unfinished`: bytes of a last line without its end."""
+    """A log whose lines are intact. `unfinished`: bytes of a last line without its end."""
 
     lines: int
     first: str | None
@@ -217,23 +217,23 @@ class VerificationResult:
     head: str
     unfinished: int
     since: int | None = None
-    """Lines that were added since the hash that was noted elsewhere."""
+    """Lines added since the hash that was noted elsewhere."""
 
 
 def find_log(place: Path) -> Path:
-    """The log in a site's folder, in its state folder, or the file itself."""
+    """Return the log in a site's folder, in its state folder, or the file itself."""
     tried = (place / "state" / AUDIT_FILE, place / AUDIT_FILE) if place.is_dir() else (place,)
     found = next((path for path in tried if path.is_file()), None)
     if found is None:
         raise FileError(
-            f"{place}: there is no {AUDIT_FILE}. Name the folder of a site, or the file; where nothing was ever "
-            "sent there is none."
+            f"{place}: there is no {AUDIT_FILE}. Name the folder of a site, or the file. A site that has never sent "
+            "anything has no log."
         )
     return found
 
 
 def verify_log(path: Path, noted: str | None = None) -> VerificationResult:
-    """Compare all lines, and look for a hash that was `noted` elsewhere: BrokenChain where no line has it."""
+    """Verify all lines, and find a hash that was `noted` elsewhere; BrokenChain if no line has it."""
     wanted = None if noted is None else _parse_hash(noted)
     chain, first, last, number, head, since = Chain(path), None, None, 0, GENESIS_HASH, None
     at = 0 if wanted == GENESIS_HASH else None
@@ -245,8 +245,8 @@ def verify_log(path: Path, noted: str | None = None) -> VerificationResult:
     if wanted is not None:
         if at is None:
             raise BrokenChain(
-                f"{path}: each of its {number} lines follows from the one before, but none has the hash that was noted "
-                "elsewhere: lines were taken from its end, or all of it was written anew. Keep the file as it is.",
+                f"{path}: its {number} lines follow from each other, but none has the hash that was noted elsewhere. "
+                "Lines were removed from its end, or the whole file was rewritten. Keep the file unchanged.",
                 number + 1,
                 head,
             )
@@ -256,7 +256,7 @@ def verify_log(path: Path, noted: str | None = None) -> VerificationResult:
 
 @dataclass(frozen=True, slots=True)
 class RunTotals:
-    """What has left in one run: messages, bytes, repeated ones (sent before with the same bytes), refusals."""
+    """What has left in one run: messages, bytes, repeats (the same bytes sent again), refusals."""
 
     messages: int = 0
     bytes: int = 0
@@ -264,10 +264,10 @@ class RunTotals:
     refusals: int = 0
     rounds: int = 0
     epsilon: float | None = None
-    """Spent by the site over all its runs, after the last message of this one."""
+    """Spent by the site over all its runs, after the last message of this run."""
 
     def add_line(self, line: Mapping[str, Any]) -> RunTotals:
-        """With one line more."""
+        """Return the totals after one more line."""
         epsilon = line.get("epsilon")
         return RunTotals(
             self.messages + 1,
@@ -280,7 +280,7 @@ class RunTotals:
 
 
 def read_intact_lines(path: Path) -> tuple[list[dict[str, Any]], BrokenChain | None]:
-    """All lines up to the first that does not fit, and what is wrong with that one."""
+    """Return all lines before the first broken one, and the error of that line."""
     found: list[dict[str, Any]] = []
     try:
         for line in Chain(path).lines():
@@ -291,7 +291,7 @@ def read_intact_lines(path: Path) -> tuple[list[dict[str, Any]], BrokenChain | N
 
 
 def totals_by_run(lines: Iterable[Mapping[str, Any]]) -> dict[str, RunTotals]:
-    """By run, in the order in which they began."""
+    """Return totals by run, in the order in which the runs started."""
     found: dict[str, RunTotals] = {}
     for line in lines:
         found[line["run"]] = found.get(line["run"], RunTotals()).add_line(line)
@@ -299,7 +299,7 @@ def totals_by_run(lines: Iterable[Mapping[str, Any]]) -> dict[str, RunTotals]:
 
 
 def count_unlisted(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Refusals by code that have no line of their own: those that lines tell of, and those since the last line."""
+    """Count refusals without a line of their own, by code: those counted in lines, and those since the last line."""
     last = int(lines[-1]["number"]) if lines else 0
     found = Counter(RefusalCounts.today(path).unlisted_after(last))
     for line in lines:
@@ -308,13 +308,13 @@ def count_unlisted(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def format_row(line: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line for people."""
+    """Format a line as cells of a table."""
     norms = [format_cell(one["norm"]) for one in line["arrays"] if one["norm"] is not None]
     arrays = ", ".join(f"{one['name']} {'×'.join(map(str, one['shape'])) or 'number'}" for one in line["arrays"])
     kind = f"{line['kind']} {line['phase']}" if line["kind"] in ("reduce", "names") else line["kind"]
     attempt = f", attempt {line['attempt']}" if line["attempt"] else ""
     what = f"refused: {line['refusal']}" if line["refusal"] else arrays or "nothing"
-    what = f"made up: {line['made_up']}" if "made_up" in line else what
+    what = f"reconstructed: {line['made_up']}" if "made_up" in line else what
     what += f" (before it {sum(line['unlisted'].values())} refusals without a line)" if "unlisted" in line else ""
     words = (line["number"], str(line["time"])[:19].replace("T", " "), line["run"], f"{line['round']}{attempt}", kind)
     numbers = (line["bytes"], " ".join(norms), format_cell(line.get("clip")), format_cell(line.get("epsilon")))
@@ -322,7 +322,7 @@ def format_row(line: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def format_cell(value: Any) -> str:
-    """A cell of a table."""
+    """Format a value as a cell of a table."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -330,7 +330,7 @@ def _parse_hash(text: str) -> str:
     letters = "".join(letter for letter in text.lower() if letter not in "- \t\n:")
     if len(letters) != HASH_DIGITS or set(letters) - set("0123456789abcdef"):
         raise ParameterError(
-            f"A hash of a line has {HASH_DIGITS} hexadecimal letters; got {text[:80]!r}. `partsong audit verify "
-            "FOLDER` prints it."
+            f"A line's hash has {HASH_DIGITS} hexadecimal digits; got {text[:80]!r}. Copy it from `partsong audit "
+            "verify FOLDER`."
         )
     return letters

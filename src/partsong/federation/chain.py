@@ -1,12 +1,12 @@
-"""Append-only files in which every line holds the hash of the line before: what was written cannot be changed unseen.
+"""Hash-chained append-only files: each line has the hash of the line before, so that edits are detected.
 
     {"number": 3, "before": "<hash of line 2>", …, "hash": "<SHA-256 of this line without it>"}
 
-A line may have a `version` (1 if it has none), and a newer one is refused: its meaning is not known here.
+A line may have a `version` (default 1). Newer versions are refused.
 
-A line is on the disk before `append` returns. A last line without its end was cut off by a crash and was never acted
-on: it is taken away when the next one is written. Lines that are missing from the end cannot be seen from the file
-alone; `head` is the hash to note elsewhere, or to compare with.
+A line is on disk before `append` returns. A last line without a line end was cut off by a crash and never acted on; the
+next `append` replaces it. Lines removed from the end do not show in the file itself: note `head`, the last hash,
+elsewhere and compare.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ GENESIS_HASH = "0" * 64
 """The hash before the first line."""
 TAIL_BYTES = 1 << 16
 HASH = re.compile(rb'"hash": "([0-9a-f]{64})", ')
-"""Where a line has its own hash: never last, for "number" comes after it."""
+"""A line's own hash, which is never its last key: "number" follows it."""
 MAX_CACHED = 16
 VERSION = 1
 RESTORE_BACKUP = (
-    "Restore the newest sound copies of ledger.jsonl and audit.jsonl. Where there are none, state what was released "
+    "Restore the newest intact backups of ledger.jsonl and audit.jsonl. If there are none, state what was released "
     "before: partsong audit opening FOLDER --why REASON"
 )
-KEEP_EVIDENCE = f"Keep the file as it is, outside of the folder: it is the evidence. {RESTORE_BACKUP}"
-"""What to do about a file that was edited."""
+KEEP_EVIDENCE = f"Keep the file unchanged outside the folder, as evidence. {RESTORE_BACKUP}"
+"""Advice on an edited file."""
 
 Line = dict[str, Any]
 Folded = TypeVar("Folded")
@@ -44,7 +44,7 @@ Folded = TypeVar("Folded")
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPrefix:
-    """How far a file was compared: so many bytes with this SHA-256, and number and hash of the last line in them."""
+    """The verified start of a file: its length in bytes, its SHA-256, and the number and hash of its last line."""
 
     length: int = 0
     sha256: bytes = hashlib.sha256().digest()
@@ -52,23 +52,23 @@ class VerifiedPrefix:
     head: str = GENESIS_HASH
 
     def matches(self, data: bytes) -> bool:
-        """Whether these bytes begin with the ones that were compared."""
+        """Whether these bytes start with the verified ones."""
         return len(data) >= self.length and hashlib.sha256(memoryview(data)[: self.length]).digest() == self.sha256
 
 
 _CACHE: dict[tuple[Path, Any], tuple[VerifiedPrefix, Any]] = {}
-"""Of files that this process has read: how far, and what came of it."""
+"""For files and folds that this process has read: the verified start, and the folded value."""
 _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Such a file."""
+    """A hash-chained file."""
 
     path: Path
 
     def append(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """One more line, flushed to the disk; returned with its number and hashes."""
+        """Append a line, flushed to disk, and return it with its number and hashes."""
         text, number, before = self._end()
         line = {"number": number + 1, "before": before, **entry}
         line["hash"] = _line_hash(line)
@@ -85,24 +85,24 @@ class Chain:
             finally:
                 os.close(descriptor)
             if is_new:
-                with contextlib.suppress(OSError):  # not every system can put a new name on the disk
+                with contextlib.suppress(OSError):  # not every system can sync a folder
                     sync_to_disk(self.path.parent, os.O_RDONLY)
         except OSError as error:
             raise FileError(
-                f"{self.path} cannot be written: {error.strerror or error}. Nothing was sent; check that the disk is "
-                "not full, and ask again."
+                f"{self.path} cannot be written: {error.strerror or error}. Nothing was sent. Check that the disk is "
+                "not full, then ask again."
             ) from error
         return line
 
     def lines(self) -> Iterator[Line]:
-        """All lines, each compared with the one before and with how it is written; BrokenChain at the first that does
-        not fit, and for an end that no crash leaves: more than a line, without its own end.
+        """Yield all lines, each verified. BrokenChain at the first line that does not follow from the one before, and
+        for an end that no crash can leave: a whole line followed by other bytes.
         """
         return self._verified(self._read(), VerifiedPrefix())
 
     def fold(self, fold: Callable[[Folded, Sequence[Line]], Folded], empty: Folded) -> Folded:
-        """fold(…, lines) over all lines, compared: those that this process has read before are not read again where
-        their bytes are the same to the last one.
+        """Fold all verified lines. Lines that this process has verified before are skipped if their bytes are
+        unchanged.
         """
         data, place = self._read(), (self.path, fold)
         with _LOCK:
@@ -122,53 +122,57 @@ class Chain:
         return found
 
     def _verified(self, data: bytes, mark: VerifiedPrefix) -> Iterator[Line]:
-        """The lines after those that were compared before."""
+        """Yield the lines after the verified start."""
         *texts, rest = data[mark.length :].split(b"\n")
         number, before = mark.number, mark.head
         for text in texts:
             number, line = number + 1, _parse_line(text)
             if line is None or line["number"] != number or line["before"] != before:
                 raise BrokenChain(
-                    f"{self.path}, line {number}: it does not follow from the line before it, so that this file was "
-                    f"edited, or lines were taken out. What came before it is sound. {KEEP_EVIDENCE}",
+                    f"{self.path}, line {number}: it does not follow from the line before. The file was edited, or "
+                    f"lines were removed. The lines before it are intact. {KEEP_EVIDENCE}",
                     number,
                     before,
                 )
             if line.get("version", VERSION) != VERSION:
                 raise FormatError(
-                    f"{self.path}, line {number}: its version is {line['version']!r}, and this partsong reads version "
+                    f"{self.path}, line {number}: its version is {line['version']!r}; this partsong reads version "
                     f"{VERSION}. Update partsong: pip install --upgrade partsong"
                 )
             before = line["hash"]
             yield line
         if _has_edited_end(rest):
-            said = f"{self.path}, line {number + 1}: the end of this line was edited. {KEEP_EVIDENCE}"
-            raise BrokenChain(said, number + 1, before)
+            message = f"{self.path}, line {number + 1}: the end of this line was edited. {KEEP_EVIDENCE}"
+            raise BrokenChain(message, number + 1, before)
 
     def head(self) -> tuple[int, str]:
-        """The number of lines and the last hash, after all lines were compared."""
+        """Verify all lines; return their number and the last hash."""
         number, before = 0, GENESIS_HASH
         for line in self.lines():
             number, before = line["number"], line["hash"]
         return number, before
 
     def partial_bytes(self) -> int:
-        """Bytes of a last line that a crash has cut off, which the next line replaces."""
+        """Return the length in bytes of a last line that a crash has cut off."""
         return len(self._read().rpartition(b"\n")[2])
 
     @property
     def number(self) -> int:
-        """That of the last whole line; what is before it is not read."""
+        """Number of the last complete line; the lines before it are not read."""
         return self._end()[1]
 
     def _read(self) -> bytes:
         try:
             return self.path.read_bytes() if self.path.exists() else b""
         except OSError as error:
-            raise FileError(f"{self.path} cannot be read: {error.strerror or error}. Check whose it is.") from error
+            raise FileError(
+                f"{self.path} cannot be read: {error.strerror or error}. Check its owner and permissions."
+            ) from error
 
     def _end(self) -> tuple[int, int, str]:
-        """Length of all whole lines, and number and hash of the last; what is before it is not read again."""
+        """Return the length of all complete lines, and number and hash of the last, reading only the end of
+        the file.
+        """
         if not self.path.exists():
             return 0, 0, GENESIS_HASH
         with self.path.open("rb") as file:
@@ -189,7 +193,9 @@ class Chain:
 
 
 def _has_edited_end(rest: bytes) -> bool:
-    """Whether bytes after the last whole line begin with a whole one: its end was changed, and not cut off."""
+    """Whether the bytes after the last complete line start with a whole record: then its end was edited, not
+    cut off.
+    """
     try:
         line, length = json.JSONDecoder().raw_decode(rest.decode("latin-1"))
     except (ValueError, RecursionError):
@@ -198,21 +204,21 @@ def _has_edited_end(rest: bytes) -> bool:
 
 
 def _parse_line(text: bytes) -> Line | None:
-    """A line whose hash is that of all else in it, written in the one way there is; None where it is not."""
+    """Parse a line in canonical form whose hash matches; None if it is not one."""
     try:
         line = json.loads(text)
         if len(found := HASH.findall(text)) == 1 and list(line) == sorted(line):
-            is_sound = line["hash"] == found[0].decode() == hashlib.sha256(HASH.sub(b"", text)).hexdigest()
+            is_intact = line["hash"] == found[0].decode() == hashlib.sha256(HASH.sub(b"", text)).hexdigest()
         else:
-            is_sound = line["hash"] == _line_hash(line) and text == _format_line(line)
-        is_sound = is_sound and "number" in line and "before" in line
+            is_intact = line["hash"] == _line_hash(line) and text == _format_line(line)
+        is_intact = is_intact and "number" in line and "before" in line
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return line if is_sound else None
+    return line if is_intact else None
 
 
 def sync_to_disk(path: Path, flags: int = os.O_RDWR) -> None:
-    """What another process has written to a file is on the disk."""
+    """Flush what any process has written to a file to disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
@@ -225,5 +231,5 @@ def _line_hash(line: Mapping[str, Any]) -> str:
 
 
 def _format_line(line: Mapping[str, Any]) -> bytes:
-    """The one way to write a line."""
+    """Format a line in canonical form."""
     return json.dumps(line, sort_keys=True, allow_nan=False).encode()

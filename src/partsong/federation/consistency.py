@@ -1,15 +1,14 @@
-"""Whether the ledger and the audit log of a site fit together, and the opening balance that lets a site go on.
+"""Check that a site's ledger and audit log agree; write opening balances after a loss.
 
     audit line of work or of a phase, no refusal   →  ledger line of the same run, round and attempt, with its noise
     ledger line of a run                           →  such an audit line; or it is the last one of the ledger, or the
                                                       next one says that nothing had left (`unheard`)
 
-The last line may be one of work that was cut off, or has failed, before anything had left; if that is so, the next line
-says it. So a copy of one file that is older than the other by more than one attempt is found, and nothing is done a
-second time.
+The last ledger line may be for work that was cut off or failed before anything had left; the next line records that. So
+a backup of one file that is older than the other by more than one attempt is detected, and no work is done twice.
 
-Lines that an opening balance covers are not compared: those of the ledger before it, and the first `log_lines` of the
-log. It is what a site states where newer copies of these files are lost.
+Lines that an opening balance covers are not compared: the ledger's lines before it, and the first `log_lines` of the
+log. A site states an opening balance when newer copies of these files are lost.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.spending import USUAL_DELTA
 
 SITE_FILES = ("ledger.jsonl", "audit.jsonl", "site.log")
-"""One of which a site has that has ever answered; no folder of a server has any."""
+"""A site that has ever answered has one of these; a server's folder has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Attempts that have left and are not in the ledger, or are there with other noise; attempts that were charged, and
-    of which the log does not say that something has left, though it should.
+    """Attempts that have left but are not in the ledger; that have another noise there; and that were charged but are
+    missing from the log.
     """
 
     uncharged: Mapping[AttemptKey, SentAttempt]
@@ -43,21 +42,23 @@ class Differences:
     unlogged: tuple[AttemptKey, ...]
 
 
-def compare(books: LedgerState, left: ReleaseHistory) -> Differences:
-    """Compare all lines after those that the last opening balance covers.
+def compare(recorded: LedgerState, left: ReleaseHistory) -> Differences:
+    """Compare all lines that no opening balance covers.
 
-    Of a run that the log knows by refusals alone, or not at all, every charge is missing there. Lines that 0.1.0 made
-    up are of no request (`about`), and their noise is not compared.
+    If the log has only refusals of a run, or nothing, all its charges are missing there. Lines that 0.1.0 reconstructed
+    have no request (`about`), and their noise is not compared.
     """
-    number, lines = books.covered_lines
-    charges = [((run, one.round, one.attempt), one) for run, own in books.runs.items() for one in own]
+    number, lines = recorded.covered_lines
+    charges = [((run, one.round, one.attempt), one) for run, own in recorded.runs.items() for one in own]
     works = {(run, *at): one for run, seen in left.runs.items() for at, one in sorted(seen.attempts.items())}
     new = {place: one for place, one in works.items() if one.line > lines}
     charged = {place for place, _ in charges}
     noises = {place: one.noise for place, one in charges if one.number > number and one.model_digest is not None}
-    begun = {run for run, seen in left.runs.items() if seen.has_started}
-    excused = books.unsent | {books.lines}
-    due = [place for place, one in charges if one.number > number and not (place[0] in begun and one.number in excused)]
+    started = {run for run, seen in left.runs.items() if seen.has_started}
+    excused = recorded.unsent | {recorded.lines}
+    due = [
+        place for place, one in charges if one.number > number and not (place[0] in started and one.number in excused)
+    ]
     return Differences(
         {place: one for place, one in new.items() if place not in charged},
         tuple(place for place, one in new.items() if noises.get(place, one.noise) != one.noise),
@@ -66,30 +67,30 @@ def compare(books: LedgerState, left: ReleaseHistory) -> Differences:
 
 
 def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> None:
-    """Refuse to go on where the server has `seen` more releases than the ledger has (`behind`), and where one of the
-    two is not as it was written, or does not cover the other (`ledger`).
+    """Refuse if the server has `seen` more releases than the ledger has (`behind`), or if ledger and log are damaged or
+    disagree (`ledger`).
     """
     try:
-        books, left = ledger.load(), audit.history()
+        recorded, left = ledger.load(), audit.history()
     except FormatError as error:
         raise RequestRefused("ledger", str(error)) from error
-    if seen > books.serial:
+    if seen > recorded.serial:
         raise RequestRefused(
             "behind",
-            f"The server has seen release {seen} of this site, whose ledger has {books.serial}: this folder was "
-            "restored from an older backup, or is a copy of one that is used elsewhere. Use the newest ledger.jsonl. "
-            "Where it is lost, state what is missing: partsong audit opening FOLDER --why REASON --releases "
-            f"{seen - books.serial}",
+            f"The server has seen release {seen} of this site, but its ledger has {recorded.serial}: this folder was "
+            "restored from an older backup, or is a copy of a folder in use elsewhere. Restore the newest "
+            "ledger.jsonl. If it is lost, state what is missing: partsong audit opening FOLDER --why REASON --releases "
+            f"{seen - recorded.serial}",
         )
-    number, lines = books.covered_lines
-    own, log, found = ledger.path.name, audit.path.name, compare(books, left)
+    number, lines = recorded.covered_lines
+    own, log, found = ledger.path.name, audit.path.name, compare(recorded, left)
     if left.lines < lines:
-        why = f"{log} has {left.lines} lines, and had {lines} before line {number} of {own}: it is an older copy."
+        why = f"{log} has {left.lines} lines, but had {lines} before line {number} of {own}: it is an older backup."
     elif found.uncharged:
         why = (
             f"{log} has {len(found.uncharged)} attempts that have left (the first: "
-            f"{_format_attempt(*found.uncharged)}), and {own} has not charged them: it is an older copy, or lines were "
-            "taken from its end."
+            f"{_format_attempt(*found.uncharged)}), and {own} has not charged them: it is an older backup, or lines "
+            "were taken from its end."
         )
     elif found.other_noise:
         why = (
@@ -99,7 +100,7 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
     elif found.unlogged:
         why = (
             f"{own} has charged {len(found.unlogged)} attempts (the first: {_format_attempt(*found.unlogged)}) of "
-            f"which {log} has no line: it is an older copy, was removed, or lines were taken from its end."
+            f"which {log} has no line: it is an older backup, was removed, or lines are missing at its end."
         )
     else:
         return
@@ -107,7 +108,7 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
 
 
 def find_state_folder(folder: Path) -> Path:
-    """The folder with ledger and log: of a site, or that folder itself; also where nothing is left of both."""
+    """Return the folder with ledger and log, given it or the site's folder; also if both files are lost."""
     for state in (folder / "state", folder):
         was_there = (state / "lock").exists() and (state.parent / "site.toml").exists()
         if was_there or any((state / name).exists() for name in SITE_FILES):
@@ -129,25 +130,25 @@ def add_opening_balance(
     relation: str | None = None,
     directions: int | None = None,
 ) -> OpeningBalance:
-    """State what a site has released that its ledger does not know of, in one line; nothing is taken away.
+    """State releases that are missing from a site's ledger, in one line. Nothing is removed.
 
-    Ledger and log are compared from this line on. What the log says of attempts that the ledger lacks stands for what
-    is not given: there are as many `releases` at least and, where all of them had noise, their ε is known. `delta`
-    None: half of what earlier balances leave of the budget's, so that the other half is left for what comes. How many
-    combinations of rows left without noise has to be given, because the log does not have it.
+    Ledger and log are compared from this line on. Defaults come from the attempts that the log has and the ledger
+    lacks: their number for `releases` and, if all had noise, their ε. `delta` None: half of the budget's δ that earlier
+    balances leave, so that the other half remains for later releases. `directions` must be given for releases without
+    noise, because the log does not have it.
     """
     ledger, audit = SiteLedger(state / "ledger.jsonl"), AuditLog(state / "audit.jsonl")
     policy = Policy.read(state.parent / "site.toml") if has_policy(state.parent) else Policy()
     budget = policy.privacy
     with locked(state / "lock", waits=True):
-        books, left = ledger.load(), audit.history()
-        found = compare(books, left)
+        recorded, left = ledger.load(), audit.history()
+        found = compare(recorded, left)
         costs = [Release.from_json(one.release) for one in found.uncharged.values() if one.release is not None]
         count = max(len(found.uncharged), releases or 0)
         if not count and not found.unlogged:
-            raise ParameterError("Nothing is missing: ledger and log fit together. Give releases to state some.")
+            raise ParameterError("Nothing is missing: ledger and log agree. Give releases to state some.")
         whole = USUAL_DELTA if budget is None else budget.delta
-        rest = whole - sum(one.delta for one in books.openings)
+        rest = whole - sum(one.delta for one in recorded.openings)
         delta = rest / 2 if delta is None else delta
         if epsilon is not None and not delta < rest:
             raise ParameterError(
@@ -162,12 +163,12 @@ def add_opening_balance(
                 "combinations of rows they sent, the sum of rounds × rank (directions), or what they cost (epsilon)."
             )
         promise = min(
-            books.privacy_units | {(one.unit, one.relation) for one in costs}, default=("row", "add-or-remove")
+            recorded.privacy_units | {(one.unit, one.relation) for one in costs}, default=("row", "add-or-remove")
         )
         unit, relation = unit or promise[0], relation or promise[1]
         spent = 0.0 if epsilon is None else delta
         opening = OpeningBalance(count, why, epsilon, spent, unit, relation, directions or 0, left.lines)
-        others = {f"a {one} ({other})" for one, other in books.privacy_units - {(unit, relation)}}
+        others = {f"a {one} ({other})" for one, other in recorded.privacy_units - {(unit, relation)}}
         others |= {f"a {budget.unit} (site.toml)"} if budget is not None and budget.unit != unit else set()
         if epsilon is not None and others:  # nothing could be charged after it
             raise ParameterError(

@@ -1,11 +1,12 @@
-"""The exposure limit of a site: how many combinations of its rows may leave without noise, over all runs.
+"""Exposure limit of a site: how many combinations of its rows may leave without noise, over all runs.
 
-    L   combinations that have left (the ledger) and that a run would add (its plan)
-    s   rows that use the rarest column that leaves
+    L   combinations that have left (the ledger) plus those that a run would add (its plan)
+    s   rows that use the rarest released column
 
-`maximum_exposure = "membership"` asks for L ≤ s/2 (`privacy.exposure`). Under masks L is rounded up to a power of two
-before it is compared, so that a server that asks for many ranks and rounds learns how many binary digits s has, and no
-more. A run is asked about before it begins, by its most rounds, and each upload and each phase of its sum again.
+`maximum_exposure = "membership"` requires L ≤ s/2 (`privacy.exposure`). With secure aggregation L is rounded up to a
+power of two before the comparison, so that a server that tries many ranks and rounds learns only the number of binary
+digits of s. The limit is checked before a run starts, for its maximum number of rounds, and again for each upload and
+each phase of a sum.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from partsong.federation.wire import Request
 
 REFUSE, ZERO = "refuse", "zero"
-"""What to do about columns that too few rows use."""
+"""Policies for columns that too few rows use."""
 MAX_ZEROED_SHARE = 0.5
-"""The largest share of ‖X‖² in columns that are set to zero; beyond it the run would be about little else."""
+"""The largest share of ‖X‖² in columns that are set to zero. Beyond it, too little of the data would remain."""
 
 
 def rounded_up(directions: int, is_masked: bool) -> int:
-    """Directions as they are compared: rounded up to a power of two under masks."""
+    """Round directions up to a power of two with secure aggregation."""
     return 1 << (directions - 1).bit_length() if is_masked and directions else directions
 
 
@@ -47,7 +48,9 @@ def rounded_down(most: int, is_masked: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColumnUsage:
-    """The columns of a run: how many rows use each, and Σ x² of each; `n_rows` in all."""
+    """Columns of a run: the number of rows that use each (`counts`), Σ x² of each (`energies`), and the
+    number of rows.
+    """
 
     n_rows: int
     counts: np.ndarray
@@ -55,161 +58,157 @@ class ColumnUsage:
 
     @staticmethod
     def from_rows(rows: Any, order: Sequence[int]) -> ColumnUsage:
-        """Some columns of a table."""
+        """Measure some columns of a table."""
         return ColumnUsage(int(rows.shape[0]), rows_per_column(rows)[list(order)], column_energies(rows)[list(order)])
 
     def rare(self, least: int) -> np.ndarray:
-        """Columns that some rows use, and fewer than `least`."""
+        """Return a mask of the columns that at least one row but fewer than `least` use."""
         return (self.counts > 0) & (self.counts < least)
 
     def energy_share(self, chosen: np.ndarray) -> float:
-        """The share of ‖X‖² in these columns."""
+        """Return the share of ‖X‖² in these columns."""
         return float(self.energies[chosen].sum() / (self.energies.sum() or 1.0))
 
     def support_above(self, least: int) -> Support:
-        """The support of the columns that at least so many rows use."""
+        """Return the support of the columns that at least `least` rows use."""
         return Support.from_counts(self.n_rows, self.counts[self.counts >= least])
 
     def max_directions(self, limit: Exposure, may_zero: bool) -> int:
-        """The most directions within a limit, where rare columns may be set to zero or not."""
+        """Return the most directions within a limit. `may_zero`: rare columns may be set to zero."""
         if not (self.counts > 0).any():
             return 0
         if not may_zero:
             return self.support_above(1).most_directions(limit) or 0
         order = np.argsort(-self.counts, kind="stable")
-        held = np.cumsum(self.energies[order]) / (self.energies.sum() or 1.0)
-        last = int(np.searchsorted(held, 1 - MAX_ZEROED_SHARE))
+        usage = np.cumsum(self.energies[order]) / (self.energies.sum() or 1.0)
+        last = int(np.searchsorted(usage, 1 - MAX_ZEROED_SHARE))
         return int(self.counts[order[min(last, len(order) - 1)]]) // per_direction(limit)
 
 
 @dataclass(frozen=True, slots=True)
 class ExposureLimit:
-    """What a site's policy, data and ledger say of combinations of its rows."""
+    """Checks a site's policy, data and ledger for combinations of its rows."""
 
     policy: Policy
     data: SiteData
     ledger: SiteLedger
 
     def require_run(self, plan: Plan, run: str, columns: Sequence[str], seed: int) -> int:
-        """Refuse a run of these columns that would show more than the policy allows, or that begins with the random
-        numbers of an earlier one. Returns how many rows must use a column so that it may leave; others are set to
-        zero. 0: all may.
+        """Refuse a run on these columns that would exceed the limit, or that has the seed of an earlier run.
+
+        Returns how many rows must use a column for its values to leave; other columns are set to zero. 0: none are.
         """
         if (planned := plan.directions) == 0:
             return 0
-        books = self.ledger.load()
-        if (line := books.find_seed(seed, run)) is not None:
-            raise RequestRefused(
-                "answered", f"Seed {seed} was that of another run (ledger line {line}). {REPEATED_START}"
-            )
+        recorded = self.ledger.load()
+        if (line := recorded.find_seed(seed, run)) is not None:
+            raise RequestRefused("answered", f"Another run has used seed {seed} (ledger line {line}). {REPEATED_START}")
         if self.policy.maximum_exposure is Exposure.ROWS:
             return 0
-        own = books.directions(self.policy.other_rows_since, run)
-        is_masked, before = plan.reduction.hides_uploads, self.directions(books) - own
-        held, may_zero = self._columns(columns), self.policy.rare_columns == ZERO
+        own = recorded.directions(self.policy.other_rows_since, run)
+        is_masked, before = plan.reduction.hides_uploads, self.directions(recorded) - own
+        usage, may_zero = self._columns(columns), self.policy.rare_columns == ZERO
         needed = rounded_up(before + planned, is_masked)
         least = per_direction(self.policy.maximum_exposure) * needed if may_zero else 0
-        support, rare = held.support_above(max(1, least)), held.rare(least)
+        support, rare = usage.support_above(max(1, least)), usage.rare(least)
         is_within = needed <= (support.most_directions(self.policy.maximum_exposure) or 0)
-        if is_within and (held.counts >= max(1, least)).any() and held.energy_share(rare) <= MAX_ZEROED_SHARE:
+        if is_within and (usage.counts >= max(1, least)).any() and usage.energy_share(rare) <= MAX_ZEROED_SHARE:
             return least if rare.any() else 0
-        raise self._refusal(plan, before, planned, held, may_zero)
+        raise self._refusal(plan, before, planned, usage, may_zero)
 
     def require_upload(self, plan: Plan, request: Request, started: StartState) -> None:
-        """Refuse an upload beyond the limit, one that answers a model for the second time, or one with negative
-        numbers.
+        """Refuse an upload that exceeds the limit, that answers a model of another run, or whose model has negative
+        entries.
         """
         directions = directions_of(plan.program, request.body)
         if directions == 0:
             return
-        books, nonce = self.ledger.load(), request.nonce
-        if (line := books.find_answer(request.model_digest, request.factor_digest, nonce.run)) is not None:
+        recorded, nonce = self.ledger.load(), request.nonce
+        if (line := recorded.find_answer(request.model_digest, request.factor_digest, nonce.run)) is not None:
             raise RequestRefused(
                 "answered", f"This model was answered in another run (ledger line {line}). {REPEATED_START}"
             )
         if "H" in request.body.arrays and not bool((np.asarray(request.body["H"]) >= 0).all()):
-            raise RequestRefused(
-                "model", "The model has entries that are negative or no numbers, which none of ours has."
-            )
-        is_charged = any(one.round == nonce.round for one in books.runs.get(nonce.run, ()))
-        self._require_within(plan, started, books, 0 if is_charged else directions)
+            raise RequestRefused("model", "The model has negative entries or NaN. Models of partsong are non-negative.")
+        is_charged = any(one.round == nonce.round for one in recorded.runs.get(nonce.run, ()))
+        self._require_within(plan, started, recorded, 0 if is_charged else directions)
 
     def require_recorded(self, plan: Plan, started: StartState) -> None:
-        """Refuse every answer of a run where what has left by now is beyond the limit, as it is now."""
+        """Refuse every answer of a run if what has left by now exceeds the current limit."""
         if plan.directions:
             self._require_within(plan, started, self.ledger.load(), 0)
 
-    def _require_within(self, plan: Plan, started: StartState, books: LedgerState, more: int) -> None:
+    def _require_within(self, plan: Plan, started: StartState, recorded: LedgerState, more: int) -> None:
         if self.policy.maximum_exposure is Exposure.ROWS:
             return
-        held, before = self._columns(started.columns), self.directions(books)
-        support = held.support_above(max(1, started.least_support))
+        usage, before = self._columns(started.columns), self.directions(recorded)
+        support = usage.support_above(max(1, started.least_support))
         needed = rounded_up(before + more, plan.reduction.hides_uploads)
         if needed > (support.most_directions(self.policy.maximum_exposure) or 0):
-            raise self._refusal(plan, before, more, held, may_zero=started.least_support > 0)
+            raise self._refusal(plan, before, more, usage, may_zero=started.least_support > 0)
 
-    def directions(self, books: LedgerState) -> int:
-        """Combinations of rows that have left without noise, by the ledger and, for lines that do not say it, by
+    def directions(self, recorded: LedgerState) -> int:
+        """Count combinations of rows that have left without noise: from the ledger and, for lines without a count, from
         site.toml.
         """
         since, stated = self.policy.other_rows_since, self.policy.directions_before
-        if since > books.lines:
+        if since > recorded.lines:
             raise RequestRefused(
                 "exposure",
-                f"other_rows_since = {since} in site.toml is beyond the last line of the ledger ({books.lines}). Give "
-                "the number of a line that is there, or leave it out.",
+                f"other_rows_since = {since} in site.toml is beyond the last line of the ledger ({recorded.lines}). "
+                "Use the number of an existing line, or remove the setting.",
             )
-        uncounted = books.uncounted(since)
+        uncounted = recorded.uncounted(since)
         if uncounted and (stated is None or stated < uncounted):
             is_too_few = "" if stated is None else f" directions_before = {stated} is less than one for each."
             raise RequestRefused(
                 "exposure",
-                f"The ledger does not say how many combinations of rows left by {uncounted} releases without noise, "
-                f"which are of partsong 0.1.0 or were made up.{is_too_few} Add up rounds × rank of these runs, and set "
-                f"directions_before in site.toml; or, if the rows are others since, other_rows_since = {books.lines}.",
+                f"The ledger does not say how many combinations of rows left in {uncounted} releases without noise, "
+                f"which partsong 0.1.0 wrote.{is_too_few} Set directions_before in site.toml to the sum of rounds × "
+                f"rank of these runs; or, if the rows are new since, set other_rows_since = {recorded.lines}.",
             )
-        return books.directions(since) + ((stated or 0) if uncounted else 0)
+        return recorded.directions(since) + ((stated or 0) if uncounted else 0)
 
     def _columns(self, columns: Sequence[str]) -> ColumnUsage:
         return ColumnUsage.from_rows(self.data.rows, self.data.order(columns))
 
-    def _refusal(self, plan: Plan, before: int, planned: int, held: ColumnUsage, may_zero: bool) -> RequestRefused:
-        """With the numbers for the site's log, and what would be allowed, rounded under masks, for the coordinator."""
+    def _refusal(self, plan: Plan, before: int, planned: int, usage: ColumnUsage, may_zero: bool) -> RequestRefused:
+        """Return a refusal: numbers for the site's log, and for the coordinator what is allowed, rounded if masked."""
         limit, is_masked = self.policy.maximum_exposure, plan.reduction.hides_uploads
-        most = held.max_directions(limit, may_zero)
+        most = usage.max_directions(limit, may_zero)
         room = rounded_down(most, is_masked) - before
-        told = largest_within(plan, room)
+        fitting = largest_within(plan, room)
         parts = [f"{planned} combinations of rows would leave without noise, and {before} have left before."]
         if may_zero:
             least = per_direction(limit) * most
-            parts.append(f"Columns that hold half of the squared norm are used by {least} rows or more, so that")
+            parts.append(f"Columns with half of the squared norm are used by {least} rows or more, so")
         else:
-            support = held.support_above(1)
-            parts.append(f"The rarest column has a value in {support.rarest} of {support.rows} rows, so that")
+            support = usage.support_above(1)
+            parts.append(f"The rarest column has a value in {support.rarest} of {support.rows} rows, so")
         parts.append(f'{most} may leave in all (maximum_exposure = "{limit}").')
-        parts += ["Under masks they are counted in powers of two."] if is_masked else []
-        parts.append(f"{exposure_advice(told)}.")
+        parts += ["With secure aggregation they are counted in powers of two."] if is_masked else []
+        parts.append(f"{exposure_advice(fitting)}.")
         least = per_direction(limit) * rounded_up(before + planned, is_masked)
-        rare = held.rare(least)
-        if rare.any() and not may_zero and held.energy_share(rare) <= MAX_ZEROED_SHARE:
+        rare = usage.rare(least)
+        if rare.any() and not may_zero and usage.energy_share(rare) <= MAX_ZEROED_SHARE:
             parts.append(
                 f"Fewer than {least} rows use {int(rare.sum())} of {len(rare)} columns, which hold "
-                f"{held.energy_share(rare):.2%} of the squared norm; "
+                f"{usage.energy_share(rare):.2%} of the squared norm; "
                 f'rare_columns = "zero" sets them to zero in the run.'
             )
-        sent = {name: rounded_down(count, is_masked) for name, count in told.items()}
+        sent = {name: rounded_down(count, is_masked) for name, count in fitting.items()}
         return RequestRefused("exposure", " ".join(parts), sent)
 
 
 def count_rare_columns(rows: Any, order: Sequence[int], least: int) -> tuple[int, float]:
-    """How many of these columns are used by some rows, and by fewer than `least`; and their share of ‖X‖²."""
-    held = ColumnUsage.from_rows(rows, order)
-    rare = held.rare(least)
-    return int(rare.sum()), held.energy_share(rare)
+    """Return the number of columns that some but fewer than `least` rows use, and their share of ‖X‖²."""
+    usage = ColumnUsage.from_rows(rows, order)
+    rare = usage.rare(least)
+    return int(rare.sum()), usage.energy_share(rare)
 
 
 def rare_columns_note(rows: Any, order: Sequence[int], least: int) -> str:
-    """For the log of a site: what is set to zero in a run; nothing where no column is."""
+    """Describe for the site's log which columns are set to zero in a run; empty if none are."""
     count, share = count_rare_columns(rows, order, least) if least else (0, 0.0)
     if not count:
         return ""
@@ -220,14 +219,14 @@ def rare_columns_note(rows: Any, order: Sequence[int], least: int) -> str:
 
 
 REPEATED_START = (
-    "Two runs with one first model differ by the rows that were added or removed in between, and would show them. "
-    "Begin the run with another seed."
+    "Two runs with the same first model would reveal the rows that were added or removed in between. Start the run "
+    "with another seed."
 )
 
 
 def largest_within(plan: Plan, room: int) -> dict[str, int]:
-    """The most rounds of the plan's rank, and the largest rank in as many rounds, that send at most `room` combinations
-    of rows; 0 where there is none.
+    """Return the most rounds at the plan's rank, and the largest rank with its rounds, that send at most `room`
+    combinations of rows; 0 if none does.
     """
     resized, rounds, rank = plan.resize, plan.rounds, plan.request.rank
     if resized is None:
@@ -242,7 +241,7 @@ def _largest(plan_of: Callable[[int], Plan], most: int, room: int) -> int:
     def sent(number: int) -> int:
         try:
             return plan_of(number).directions
-        except PartsongError:  # no such experiment: sizes without one are below those that there are
+        except PartsongError:  # an invalid experiment: invalid sizes lie below the valid ones
             return 0
 
     found = bisect_right(range(1, most + 1), room, key=sent)

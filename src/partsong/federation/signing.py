@@ -1,4 +1,4 @@
-"""Requests and replies that are signed from end to end, over any transport: who hands them on can change nothing.
+"""End-to-end signatures of requests and replies, over any transport: an intermediary cannot change them.
 
 coordinator, its key pinned at the sites  ── request, signed ──►  site
 coordinator  ◄── reply, signed for that request ──  site, its key known from the roster
@@ -31,58 +31,61 @@ from partsong.secure_aggregation.protocol import SecureSum
 
 # ---- signatures -------------------------------------------------------------------------------------------------
 #
-# Ed25519 signatures under messages, by keys from the secret of a party, for statements that say what they are.
+# Ed25519 signatures, with keys derived from the secret of a party:
 #
 #     content | signature (64 bytes) | "PARTSONG"
 #
-# A statement is about one direction, party, request and content, so that a message serves nowhere else. The signature
-# comes last: messages that begin alike stay alike where a transport sends equal pieces once.
+# What is signed includes the direction, the party, the request and the content, so that a message cannot be reused
+# elsewhere. The signature comes last, so that messages with a common prefix keep it: a transport may send equal pieces
+# once.
 
 MAGIC = b"PARTSONG"
 SIGNATURE_OVERHEAD = SIGNATURE_BYTES + len(MAGIC)
 COORDINATOR = "partsong coordinator"
-"""The name under which a coordinator's key is derived; no site can have it."""
+"""The name from which a coordinator's key is derived. No site can have this name."""
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes], bool]
-"""Signature and text -> whether the holder of the key has signed it."""
+"""(signature, text) -> whether the signature is valid for a pinned key."""
 
 
 def public_key(secret: int, name: str) -> bytes:
-    """What others pin."""
+    """Return the public key, which others pin."""
     return verifying_key(signing_key(secret, name))
 
 
 def signer(secret: int, name: str) -> Sign:
-    """Signs for a party, or for the server."""
+    """Return a function that signs for a party or for the server."""
     own = signing_key(secret, name)
     return lambda text: sign(own, text)
 
 
 def verifier(public: bytes) -> Verify:
-    """Knows signatures by a key that was pinned."""
+    """Return a function that verifies signatures with a pinned key."""
     return lambda signature, text: is_valid_signature(public, signature, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """From whom to whom: "request" or "reply", the party, and, for a reply, which request it answers."""
+    """What a signature covers beside the content: direction ("request" or "reply"), party and, for a reply, the
+    request.
+    """
 
     direction: str
     party: str
     request: str = ""
 
     def sign(self, sign: Sign, content: bytes) -> bytes:
-        """The content with a signature for this way behind it."""
+        """Append a signature for this envelope to the content."""
         return b"".join((content, sign(self._statement(content)), MAGIC))
 
     def verify(self, verify: Verify, data: bytes) -> bytes:
-        """The content, if it was signed for this way by the one who is known for it; FormatError else."""
+        """Return the content if its signature is valid for this envelope; else raise FormatError."""
         content, signature = data[:-SIGNATURE_OVERHEAD], data[-SIGNATURE_OVERHEAD : -len(MAGIC)]
         if not data.endswith(MAGIC) or not verify(signature, self._statement(content)):
             raise FormatError(
-                f"A {self.direction} has not the signature that is known for it: cut short, changed, from somebody "
-                "else, or repeated from another place. It was not used."
+                f"A {self.direction} has no valid signature: it was truncated, changed, replayed from elsewhere or "
+                "signed with another key. It was not used."
             )
         return content
 
@@ -91,12 +94,12 @@ class Envelope:
         return join_fields("partsong message", self.direction, self.party, self.request, digest)
 
 
-# ---- sealed -----------------------------------------------------------------------------------------------------
+# ---- signed transport -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SignedTransport:
-    """The coordinator's side: another transport, whose requests are signed and whose replies are looked at."""
+    """The coordinator's side: wraps a transport, signs its requests and verifies its replies."""
 
     transport: Transport
     sign: Sign = field(repr=False)
@@ -106,13 +109,15 @@ class SignedTransport:
     def __post_init__(self) -> None:
         unknown = sorted(set(self.transport.names()) - set(self.verifiers))
         if unknown:
-            raise ParameterError(f"No key is known of {', '.join(unknown)}. Admit their cards first.")
+            raise ParameterError(f"There is no key for {', '.join(unknown)}. Admit their cards first.")
 
     def names(self) -> tuple[str, ...]:
         return self.transport.names()
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | NoReply]:
-        """As the transport does; a reply without the site's signature for this very request is as good as none."""
+        """Send requests and wait for replies. A reply without the site's signature for this request counts as
+        no reply.
+        """
         sent = self._sign_all(requests)
         replies = self.transport.ask(sent, timeout)
         return {name: self._verify_reply(name, sent[name], reply) for name, reply in replies.items() if name in sent}
@@ -123,10 +128,10 @@ class SignedTransport:
         self.transport.push(sent, timeout)
 
     def next_reply(self, timeout: float) -> SiteReply | None:
-        heard = self.transport.next_reply(timeout)
-        if heard is None:
+        arrival = self.transport.next_reply(timeout)
+        if arrival is None:
             return None
-        name, reply = heard
+        name, reply = arrival
         return name, self._verify_reply(name, self.pending.pop(name, b""), reply)
 
     def cancel(self) -> Mapping[str, NoReply]:
@@ -142,14 +147,14 @@ class SignedTransport:
         try:
             return Envelope("reply", name, request_digest(request)).verify(self.verifiers[name], reply)
         except FormatError:
-            return NoReply("its reply was not signed by its key in the roster for this request, and was not used")
+            return NoReply("its reply is not signed by its key in the roster for this request")
 
 
 @dataclass(frozen=True, slots=True)
 class SignedSite:
-    """A site's side: `answer` sees what the pinned coordinator has signed for this site, and nothing else.
+    """A site's side: `answer` receives only requests that the pinned coordinator has signed for this site.
 
-    `refuse` takes a code and a reason, and gives the bytes that say no.
+    `refuse` turns a code and a reason into the bytes of a refusal.
     """
 
     name: str
@@ -159,7 +164,7 @@ class SignedSite:
     coordinator: Verify = field(repr=False)
 
     def __call__(self, data: bytes) -> bytes:
-        """The reply, signed; also where it is a refusal."""
+        """Return the signed reply, which may be a refusal."""
         try:
             request = Envelope("request", self.name).verify(self.coordinator, data)
         except FormatError as error:
@@ -170,40 +175,39 @@ class SignedSite:
 
 
 def request_digest(request: bytes) -> str:
-    """By which a reply names the request that it answers: SHA-256 of all its bytes."""
+    """SHA-256 of a request's bytes, by which a reply names the request that it answers."""
     return hashlib.sha256(request).hexdigest()
 
 
-# ---- told alike -------------------------------------------------------------------------------------------------
+# ---- run context ------------------------------------------------------------------------------------------------
 #
-# Sums under masks are among parties that were told the same: an experiment, columns in their order, and a layout.
+# Masked sums need parties that received the same experiment, columns (in order) and layout.
 #
-# context = SHA-256(experiment, hashes of columns, layout), each as the start of a run tells it
-# over texts, before that: SHA-256(df, n), in how many documents of all sites each agreed word is, and how many there
-# are, as the end of the agreement on words has told; weights of words follow from it
+# context = SHA-256(experiment, hashes of columns, layout), as in the start request of the run
+# over texts, before that: SHA-256(df, n), the document frequency of each agreed word and the number of documents over
+# all sites, as in the last message of the agreement on words; the weights of words follow from it
 #
-# It goes into the settings that parties sign in the set-up of masks. A server that tells one site another experiment,
-# other columns or other frequencies of words, so that its part of a sum stands out against those of others, gets no
-# sum: the signatures do not fit.
+# Parties sign the context in the set-up of masks. A server that sends one site another experiment, other columns or
+# other word frequencies, so that this site's part of a sum stands out, gets no sum: the signatures do not match.
 
 
 def run_context(experiment: Mapping[str, Any], columns: Any, layout: Layout) -> str:
-    """64 hexadecimal digits, the same for those who were told the same."""
-    told = [json.dumps(value, sort_keys=True) for value in (dict(experiment), asdict(layout))]
-    return fingerprint("partsong start of a run", *told, np.ascontiguousarray(columns).tobytes()).hex()
+    """Return 64 hexadecimal digits, equal for sites that received the same start of the run."""
+    parts = [json.dumps(value, sort_keys=True) for value in (dict(experiment), asdict(layout))]
+    return fingerprint("partsong start of a run", *parts, np.ascontiguousarray(columns).tobytes()).hex()
 
 
 def vocabulary_context(documents: Any, n_documents: Any) -> str:
-    """64 hexadecimal digits, the same for those who were told the same document frequencies (m) of agreed words."""
+    """Return 64 hexadecimal digits, equal for sites that received the same document frequencies (m) of agreed words."""
     frequencies = np.ascontiguousarray(documents, "<i8").tobytes()
     return fingerprint("partsong frequencies of words", frequencies, str(int(n_documents))).hex()
 
 
 def bind_context(context: str, reduction: Reduction) -> Reduction:
-    """The same reduction; masks only among those of the same context, besides the one that it is bound to already."""
+    """Return the reduction, with masks that also require this context. Plain sums are returned unchanged."""
     if not isinstance(reduction, SecureSum):
         return reduction
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PredictableMasks)  # whoever made these masks was warned
+        warnings.simplefilter("ignore", PredictableMasks)  # already warned when the masks were made
         bound: Reduction = replace(reduction, context=reduction.context + context.encode())
     return bound

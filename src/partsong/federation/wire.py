@@ -1,6 +1,7 @@
-"""What is asked of a site and what it answers, as bytes: `core.codec` of (format, head as JSON, Message).
+"""Wire format of requests and replies between server and sites, refusal codes, and state files.
 
-Whatever is not exactly that is a FormatError; nothing is allocated beyond the bytes that were given.
+A message is the `core.codec` encoding of (format name, header as JSON, Message). Anything else is a FormatError. The
+parser allocates no more than the bytes it was given.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from partsong.io.state_file import read_state, write_state
 MAX_HEADER_BYTES = 1 << 22
 MAX_INTEGER = 1 << 53
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What the name of a run looks like; it is also the name of a folder."""
+"""Pattern of run names. A run's name is also the name of its folder."""
 CODE_PATTERN = "[a-z][a-z-]{0,39}"
-"""What codes, and names of counts beside them, look like: they are told to people at the server."""
+"""Pattern of refusal codes and of the names of their counts. Both are shown to people at the server."""
 Serial = Annotated[int, Meta(ge=0, lt=MAX_INTEGER)]
 DTYPE_CODES = frozenset("?bhilqBHILQefd")
 
@@ -54,7 +55,7 @@ Stored = TypeVar("Stored")
 
 
 class Kind(enum.StrEnum):
-    """What a site is asked for."""
+    """Kind of request to a site."""
 
     HELLO = "hello"
     START = "start"
@@ -66,7 +67,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Nonce:
-    """Which message this is: of work, and of phases of a sum, a site sends one payload under one of these."""
+    """Identifies a message. For work and for each phase of a sum, a site sends one payload per nonce."""
 
     run: str
     round: int = 0
@@ -78,8 +79,8 @@ class Nonce:
         counts = (self.round, self.attempt, self.phase)
         if not RUN_NAME.fullmatch(self.run) or not all(0 <= number < MAX_INTEGER for number in counts):
             raise FormatError(
-                f"A message is known by the name of its run (letters, digits, dots and dashes, at most 64) and whole "
-                f"numbers; got {str(self.run)[:64]!r}, {counts}."
+                "A message needs the name of its run (letters, digits, dots and dashes, at most 64) and whole numbers "
+                f"for round, attempt and phase; got {str(self.run)[:64]!r}, {counts}."
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,9 +90,9 @@ class Nonce:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """To one party: the model (work) or what the server has answered in the phase before (reduce), and plain values.
+    """A request to one party: the model (work) or the server's answer to the previous phase (reduce), and plain values.
 
-    `seen` is the largest serial number that the server has had from this party.
+    `seen` is the largest serial number that the server has received from this party.
     """
 
     party: str
@@ -111,17 +112,17 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all but `seen`: two requests under one nonce are the same request if this is the same."""
+        """SHA-256 of everything but `seen`. Two requests with one nonce are the same request if their digests agree."""
         return _digest([self.party, self.nonce.to_dict(), dict(self.note)], self.body)
 
     @property
     def model_digest(self) -> str:
-        """SHA-256 of the model and the history that work begins from: the same in all attempts of a round."""
+        """SHA-256 of the model and the history that work starts from. All attempts of a round have the same one."""
         return _digest([self.note.get("counted")], self.body)
 
     @property
     def factor_digest(self) -> str | None:
-        """SHA-256 of H in float32, whatever else a model tells beside it; None where it has no H."""
+        """SHA-256 of H in float32, regardless of other arrays of the model; None if the model has no H."""
         H = self.body.arrays.get("H")
         if H is None:
             return None
@@ -131,7 +132,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a site does not answer: a code, and at most some counts; the reason itself stays in the site's log."""
+    """Why a site refuses: a code, and possibly some counts. The reason itself stays in the site's log."""
 
     code: str
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -139,7 +140,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """From one party, to one request; `serial` counts the releases in its ledger, over all runs."""
+    """The reply of one party to one request. `serial` counts the releases in its ledger, over all runs."""
 
     party: str
     nonce: Nonce
@@ -161,7 +162,7 @@ class Reply:
 
 
 class Head(msgspec.Struct, forbid_unknown_fields=True):
-    """What requests and replies have in common beside arrays."""
+    """Header fields that requests and replies share."""
 
     party: Annotated[str, Meta(min_length=1, max_length=200)]
     note: dict[str, Any]
@@ -177,13 +178,13 @@ class Head(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RequestHead(Head):
-    """A request without its arrays."""
+    """Header of a request."""
 
     seen: Serial
 
 
 class ReplyHead(Head):
-    """A reply without its arrays; `code` is empty where it is no refusal. Codes and counts are shown at the server."""
+    """Header of a reply. `code` is empty unless it is a refusal. Codes and counts are shown at the server."""
 
     serial: Serial
     code: Annotated[str, Meta(pattern=rf"\A({CODE_PATTERN})?\Z")]
@@ -215,9 +216,13 @@ def _to_sendable_array(name: str, array: Any) -> Any:
     try:
         values = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
     except Exception as error:
-        raise FormatError(f"Array {name!r} is {type(array).__name__}, which cannot be sent.") from error
+        raise FormatError(
+            f"Array {name!r} is a {type(array).__name__}, which cannot be sent. Use a NumPy array or a torch tensor."
+        ) from error
     if not _is_native(values):
-        raise FormatError(f"Array {name!r} is {values.dtype}, which cannot be sent. Use native numbers.")
+        raise FormatError(
+            f"Array {name!r} is {values.dtype}, which cannot be sent. Use a numeric dtype in native byte order."
+        )
     return values
 
 
@@ -227,19 +232,19 @@ def _is_native(array: Any) -> bool:
 
 def _decode(format_: str, data: bytes, max_bytes: int, kind: type[AnyHead]) -> tuple[AnyHead, Message]:
     if len(data) > max_bytes:
-        raise FormatError(f"A message of {len(data)} bytes was refused unread: at most {max_bytes} are taken.")
+        raise FormatError(f"A message of {len(data)} bytes was refused unread: the limit is {max_bytes} bytes.")
     try:
         _require(len(data) >= 8 and int.from_bytes(data[:8], "little") <= MAX_HEADER_BYTES, "it has no header")
         found = codec.decode(bytes(data), only=("core.message",), numpy_only=True)
         _require(type(found) is tuple and len(found) == 3 and found[0] == format_, f"not a {format_}")
         _, text, body = found
         head = msgspec.convert(json.loads(text, parse_constant=_reject_constant), kind)
-        _require(isinstance(body, Message) and type(body.weight) is float, "its body is none")
+        _require(isinstance(body, Message) and type(body.weight) is float, "its body is not a message")
         _require(all(type(name) is str for name in body.arrays), "an array has no name")
-        _require(all(map(_is_native, body.arrays.values())), "an array holds no numbers")
+        _require(all(map(_is_native, body.arrays.values())), "an array is not numeric")
     except FormatError:
         raise
-    except Exception as error:  # parsers of binary formats fail in every way there is on hostile bytes
+    except Exception as error:  # on hostile bytes, binary parsers raise anything
         raise _unreadable_error(
             str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__
         ) from error
@@ -259,145 +264,153 @@ def _unreadable_error(what: str) -> FormatError:
 
 
 def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------
 #
-# A site says no by a code; the reason, with names and values, stays there. The coordinator is told what the code means,
-# and one way on.
+# A site refuses with a code. The reason, with names and values, stays at the site. The coordinator sees what the code
+# means and one action.
 
-NEW_RUN = "begin a new run, under another --name and with another seed"
-SKIP_SITE = 'with on_party_error = "skip", which goes on without the site where that is possible'
+NEW_RUN = "start a new run with another --name and another seed"
+SKIP_SITE = 'with on_party_error = "skip", which continues without the site where possible'
 
 RESUME = (
-    'Nothing is lost: resume the run once the site is back, or with on_party_error = "skip" to go on without it where '
-    "that is possible."
+    'Nothing is lost. Resume the run once the site is back, or with on_party_error = "skip" to continue without it '
+    "where possible."
 )
 SAME_VERSION = (
     "Install the same version of partsong at the server and at the site (pip install --upgrade partsong), then resume "
     "the run."
 )
 SAME_EXPERIMENT = (
-    "The log of the site names the key. Where the partsong there does not know it, install the same version at the "
-    f"server and at the site, then resume the run. Else change the experiment, and {NEW_RUN}."
+    "The site's log names the key. If the site's partsong does not know it, install the same version at the server and "
+    f"at the site, then resume the run. Otherwise change the experiment and {NEW_RUN}."
 )
 CHANGE_POLICY = (
-    "Resuming the run cannot help as long as both stay as they are: change the experiment, or ask the steward of that "
-    "site to change its site.toml. Once that allows the run, resume it as it is. A changed experiment may keep its "
-    "name as long as no site has begun with the run; later it needs another --name, and another seed."
+    "The site's policy rejects this experiment. Change the experiment, or ask the site to update site.toml, then "
+    "resume. A changed experiment may keep its --name if no site has started the run. Otherwise it needs another "
+    "--name and another seed."
 )
-NEW_SEED = "Begin a new run, under another --name and with another seed, or without one: then it is drawn."
+NEW_SEED = "Start a new run with another --name. Give it another seed, or none: partsong then draws one."
 SAME_ROSTER = (
-    "Before a run has begun, all sites have to pin the same roster, which has its parties and no others (partsong "
-    "federation join KIT --roster roster.toml); then resume it. A run that has begun cannot go on without one of its "
-    f"parties, or with another key of it: {NEW_RUN}."
+    "If the run has not started: let all sites pin the same roster with exactly the parties of the run (partsong "
+    "federation join KIT --roster roster.toml), then resume it. If it has started, it cannot continue without one of "
+    f"its parties or with a new key of one: {NEW_RUN}."
 )
 NEWEST_FILES = (
-    "The site has older files of this run (state/runs/NAME) than the server knows of. Resume the run once its newest "
-    f"files are back, or {SKIP_SITE}. A site that has lost all of them is started again by itself."
+    "The site's files of this run (state/runs/NAME) are older than the server expects. Restore the newest files, then "
+    f"resume the run; or resume it {SKIP_SITE}. A site that has lost all of them is restarted automatically."
 )
-FINAL_REFUSAL = f"The site will say so again: resume the run {SKIP_SITE}, or {NEW_RUN}."
+FINAL_REFUSAL = f"The site will refuse again. Resume the run {SKIP_SITE}, or {NEW_RUN}."
 
 
 RESTORE_DATA = (
-    "Resume the run once its rows and columns are those of the run again, and may leave. Where that is not to be, "
-    f"{NEW_RUN}; or resume this one {SKIP_SITE}."
+    "Restore the rows and columns with which the run started, allow them in site.toml, then resume the run. Otherwise "
+    f"{NEW_RUN}, or resume this one {SKIP_SITE}."
 )
 REPAIR = (
-    f"Have it mended there, then resume the run. If the site says so again when the run is resumed, {NEW_RUN}: the "
-    "rows and settings of a run that has begun stay what they are, and under masks work that came to nothing closes "
-    f"the run at that site. Or resume it {SKIP_SITE}."
+    f"Fix the cause at the site, then resume the run. If the site refuses again, {NEW_RUN}: rows and settings of a "
+    "started run are fixed, and with secure aggregation failed work closes the run at that site. Or resume it "
+    f"{SKIP_SITE}."
 )
 LARGER_BOUND = (
-    'A number beyond its public bound takes a larger mask_bound ("How large is mask_bound?" in docs/guide/federation.md'
-    f" says how to choose it), and so a new run. {REPAIR}"
+    'An entry beyond the public bound needs a larger mask_bound, and so a new run ("How large is mask_bound?" in '
+    f"docs/guide/federation.md). {REPAIR}"
 )
 
 CODES: Mapping[str, tuple[str, str]] = {
     "unreadable": ("the request could not be read: it is damaged, or from another version of partsong", SAME_VERSION),
-    "unsigned": ("the request was not signed by the coordinator that the site has pinned", RESUME),
-    "not-addressed": ("the request was for another party", RESUME),
-    "not-started": ("the site does not know this run; it has to be started there first", RESUME),
+    "unsigned": ("the request is not signed by the coordinator whose key the site has pinned", RESUME),
+    "not-addressed": ("the request is addressed to another party", RESUME),
+    "not-started": ("the site does not know this run, which has to be started there first", RESUME),
     "conflict": (
-        "another request was answered, or charged, under the same run, round, attempt and phase; or the attempts "
-        "of a round are not about one model",
+        "a different request was already answered or charged for the same run, round, attempt and phase; or the "
+        "attempts of a round have different models",
         FINAL_REFUSAL,
     ),
-    "over": ("the run is over at this site; nothing of it is worked on any more", FINAL_REFUSAL),
+    "over": ("the run is over at this site", FINAL_REFUSAL),
     "attempts": (
-        "more attempts of a round, or of all rounds of a run, were asked for than a run can need",
+        "the server has requested more attempts of a round, or of the whole run, than a run can need",
         FINAL_REFUSAL,
     ),
-    "out-of-turn": ("this phase is not the next one of the sum that the site is in", NEWEST_FILES),
+    "out-of-turn": ("this phase is not the next phase of the site's current sum", NEWEST_FILES),
     "out-of-step": (
-        "the server and the site disagree on which rounds have counted, or an old round was asked for",
+        "the server and the site disagree on which rounds count, or the server has requested an old round",
         NEWEST_FILES,
     ),
-    "round-closed": ("a masked upload of this round has left the site; the round is not summed again", FINAL_REFUSAL),
-    "company": ("the sum continues a round, and would be over other parties than the one before", FINAL_REFUSAL),
-    "behind": ("the site's ledger is behind what the server has seen: it was restored from an older copy", RESUME),
+    "round-closed": (
+        "a masked upload of this round has left the site, and the round is not summed again",
+        FINAL_REFUSAL,
+    ),
+    "company": ("the sum continues a round, but over other parties than the sum before it", FINAL_REFUSAL),
+    "behind": ("the site's ledger is behind what the server has seen: it was restored from an older backup", RESUME),
     "ledger": (
-        "the site's ledger or audit log was edited, removed, or does not cover the other, and it answers nothing "
-        "until somebody has looked at it",
+        "the site's ledger or audit log was edited or removed, or the two disagree; the site refuses every request "
+        "until its steward has repaired them",
         RESUME,
     ),
     "recipe": ("the site's policy does not allow this recipe", CHANGE_POLICY),
     "rounds": ("the site's policy allows fewer rounds", CHANGE_POLICY),
     "runs": ("the site's policy allows no further run", CHANGE_POLICY),
-    "rows": ("the site holds fewer rows than its policy asks for", CHANGE_POLICY),
-    "parties": ("fewer parties are in the sum than the site's policy asks for", CHANGE_POLICY),
-    "masks": ("the site's policy asks for masked sums", CHANGE_POLICY),
-    "mask-bound": ("the bound of masked numbers is smaller than the site's policy asks for", CHANGE_POLICY),
+    "rows": ("the site has fewer rows than its policy requires", CHANGE_POLICY),
+    "parties": ("the sum has fewer parties than the site's policy requires", CHANGE_POLICY),
+    "masks": ("the site's policy requires secure aggregation", CHANGE_POLICY),
+    "mask-bound": ("mask_bound is smaller than the site's policy requires", CHANGE_POLICY),
     "roster": (
-        "the parties are not those of the roster that the site has pinned, or one of them is not in it any more, "
-        "or has another key there than when the run began",
+        "the parties differ from the roster that the site has pinned; or one was removed from it, or has another key, "
+        "since the run started",
         SAME_ROSTER,
     ),
-    "shared-key": ("the site hashes names of columns with another shared key than most sites, or with none", RESUME),
-    "columns": ("the site lacks columns that the others have, or may not let them leave", RESTORE_DATA),
-    "names": ("the site does not tell names of columns to others", RESUME),
-    "texts": ("the experiment is about texts and the site holds a table, or the other way round", CHANGE_POLICY),
+    "shared-key": (
+        "the site hashes column names with a shared key that differs from that of most sites, or with none",
+        RESUME,
+    ),
+    "columns": ("the site lacks columns that the others have, or its policy does not release them", RESTORE_DATA),
+    "names": ("the site does not send column names to other sites", RESUME),
+    "texts": ("the experiment needs texts and the site has a table, or the reverse", CHANGE_POLICY),
     "words": (
-        "the site's policy allows no run over texts, or asks for words in more documents or at more parties",
+        "the site's policy allows no runs over texts, or requires words to be in more documents or at more parties",
         CHANGE_POLICY,
     ),
-    "no-shared-key": ("a run over texts needs the key that sites share, and the site has none", RESUME),
-    "no-words": ("the site does not know on which words sites have agreed for this run", RESUME),
-    "no-columns": ("the site's policy lets no column leave", CHANGE_POLICY),
-    "layout": ("number type or columns of the site do not fit what was agreed on", RESTORE_DATA),
-    "data": ("the site's data are not fit for a run, or have changed since this one began", RESTORE_DATA),
-    "model": ("the model is none: not finite, negative, or too large", RESUME),
+    "no-shared-key": ("a run over texts needs the shared key, and the site has none", RESUME),
+    "no-words": ("the site does not have the agreed words of this run", RESUME),
+    "no-columns": ("the site's policy releases no column", CHANGE_POLICY),
+    "layout": ("the dtype, rows or columns of the site differ from those agreed for the run", RESTORE_DATA),
+    "data": ("the site's data are invalid, or have changed since the run started", RESTORE_DATA),
+    "model": ("the model has entries that are not finite, negative or too large", RESUME),
     "exposure": (
-        "more combinations of the site's rows would leave without noise than its policy allows, over all runs",
+        "over all runs, more combinations of the site's rows would leave without noise than its policy allows",
         CHANGE_POLICY,
     ),
     "answered": (
-        "the site has answered this model, or this seed, in an earlier run; begin the run with another seed",
+        "the site has answered this model or this seed in an earlier run; start the run with another seed",
         NEW_SEED,
     ),
-    "experiment": ("the experiment cannot be read there, or its parts do not go together", SAME_EXPERIMENT),
-    "privacy-needed": ("the site has a privacy budget, and the program adds no noise", CHANGE_POLICY),
-    "privacy-unit": ("the program's promise is about another unit or relation than the site's ledger", CHANGE_POLICY),
-    "insecure-noise": ("the program's noise comes from a seed, which the site's policy does not allow", CHANGE_POLICY),
-    "noiseless": (
-        "the site has released without noise before it had a privacy budget, which does not cover that",
+    "experiment": ("the site cannot read the experiment, or its settings are incompatible", SAME_EXPERIMENT),
+    "privacy-needed": ("the site has a privacy budget, but the program adds no noise", CHANGE_POLICY),
+    "privacy-unit": (
+        "the program's privacy guarantee has another unit or relation than the site's ledger",
         CHANGE_POLICY,
     ),
-    "budget": ("the site's privacy budget is spent, over all runs", CHANGE_POLICY),
-    "diverged": ("the site's numbers are not finite, or too large", REPAIR),
+    "insecure-noise": ("the program draws noise from a seed, which the site's policy does not allow", CHANGE_POLICY),
+    "noiseless": (
+        "the site has released without noise, which its privacy budget does not cover",
+        CHANGE_POLICY,
+    ),
+    "budget": ("the site's privacy budget, over all runs, is exhausted", CHANGE_POLICY),
+    "diverged": ("the site's work diverged: its numbers are not finite or too large", REPAIR),
     "upload": (
-        "the site's upload is not what its program said it would be; under masks most often: it has a number "
-        "beyond mask_bound",
+        "the site's upload does not match the program; with secure aggregation, usually an entry is beyond mask_bound",
         LARGER_BOUND,
     ),
-    "too-few": ("fewer parties than a sum needs in which each is hidden", RESUME),
-    "protocol": ("the site does not accept what the server has sent in this sum", RESUME),
+    "too-few": ("too few parties for a sum that hides each of them", RESUME),
+    "protocol": ("the site rejects what the server has sent for this sum", RESUME),
     "storage": ("the site could not read or write its own files", RESUME),
-    "settings": ("site.toml, another file of the site's settings, or its data cannot be used as they are", RESUME),
-    "failed": ("the site's work ended in an error", REPAIR),
+    "settings": ("site.toml, another settings file of the site, or its data is invalid", RESUME),
+    "failed": ("the site's work failed", REPAIR),
 }
-"""Code -> what it means to the coordinator, and what to do."""
+"""Code -> its meaning for the coordinator, and what to do."""
 
 CODES_BY_ERROR: Mapping[type[PartsongError], str] = {
     BudgetSpent: "budget",
@@ -410,11 +423,11 @@ CODES_BY_ERROR: Mapping[type[PartsongError], str] = {
     CompositionError: "experiment",
     ParameterError: "experiment",
 }
-"""What work at a site may end in -> the code that leaves it. The first four are raised again at the server."""
+"""Error of the work at a site -> the code that it sends. The server raises the first four again."""
 
 
 class RequestRefused(PartsongError):
-    """Raised at a site: the code that leaves it, the reason that does not, and counts that do."""
+    """Raised at a site to refuse a request. The code and the counts are sent; the reason stays at the site."""
 
     def __init__(self, code: str, reason: str = "", counts: Mapping[str, int] | None = None) -> None:
         super().__init__(reason or code)
@@ -422,67 +435,68 @@ class RequestRefused(PartsongError):
 
 
 def refusal_from_error(error: PartsongError) -> Refusal:
-    """What leaves a site where its work ends in an error of ours: a code, and nothing of its text."""
+    """Return the refusal that a site sends for an error: a code, and nothing of the error's text."""
     if isinstance(error, RequestRefused):
         return error.refusal
     return Refusal(next((code for kind, code in CODES_BY_ERROR.items() if isinstance(error, kind)), "failed"))
 
 
 def exposure_advice(counts: Mapping[str, int]) -> str:
-    """What a site says would be allowed; under masks it is rounded down to a power of two."""
+    """Describe what the exposure limit would allow. With secure aggregation it is rounded down to a power of two."""
     rounds, rank = counts.get("rounds", 0), counts.get("rank", 0)
     if not rounds and not rank:
-        return "No exact round is allowed; use noise"
+        return "No round without noise is allowed"
     allowed = [f"{rounds} rounds of this rank"] if rounds else []
     allowed += [f"rank {rank} in as many rounds"] if rank else []
     return f"At most {', or '.join(allowed)}, would be allowed"
 
 
 def error_from_refusal(party: str, refusal: Refusal, index: int) -> PartyError:
-    """The error at the server; one of a kind that callers know, where there is one."""
+    """Return the error that the server raises for a refusal: of the site's own class if it is in CODES_BY_ERROR."""
     kind = next(
         (kind for kind, code in CODES_BY_ERROR.items() if code == refusal.code and issubclass(kind, PartyError)), None
     )
     counts = "".join(f", {name}: {count}" for name, count in sorted(refusal.counts.items()))
-    meaning, _ = CODES.get(refusal.code, ("a code that is not known here", SAME_VERSION))
+    meaning, _ = CODES.get(refusal.code, ("this code is not known here", SAME_VERSION))
     if refusal.code == "exposure" and refusal.counts:
         meaning += f". {exposure_advice(refusal.counts)}"
     return (kind or SiteRefused)(
-        f"Site {party!r} refuses in round {index} (code {refusal.code!r}{counts}): {meaning}. The reason is in the log "
-        "of the site; ask there."
+        f"Site {party!r} refuses in round {index} (code {refusal.code!r}{counts}): {meaning}. The reason is in the "
+        "site's log; ask the site."
     )
 
 
 def recovery_advice(refusal: Refusal | None) -> str:
-    """What to do about a site that has refused; without a refusal it was not heard, or what it sent was not used."""
+    """Say what to do about a site that refused. None: the site did not reply, or its reply was unusable."""
     return RESUME if refusal is None else CODES.get(refusal.code, ("", SAME_VERSION))[1]
 
 
 NEVER_STARTED = "The run was never started there."
-"""Why a site has no result that was not in a run."""
+"""Why a site that was not in a run has no result."""
 
 
 def missing_result_advice(why: str) -> str:
-    """How a site can come by what it lacks of a run that is done, by the text that says why it has no result."""
+    """Say how a site can get the result of a finished run, given the reason why it has none."""
     if why == NEVER_STARTED:
-        return "A new run can have it in."
+        return "Include it in a new run."
     if "(code 'not-started'" in why:
         return (
-            "It does not have this run any more: its files are lost, or it has joined in a new folder. Only with its "
-            "own files back could it be told the end; else a new run can have it in."
+            "It no longer has this run: its files are lost, or it has joined in a new folder. Restore its files, then "
+            "resume; or include it in a new run."
         )
-    return "Once it is back, --resume tells it the end again."
+    return "Once it is back, --resume sends it the final model again."
 
 
 # ---- states -----------------------------------------------------------------------------------------------------
 #
-# What a site or a server needs to go on after it was killed. A source of randomness is not written: its reader has it.
+# What a site or a server needs to resume after it was killed. The source of randomness is passed in by the reader, and
+# not written.
 
 STATE_KIND = "federation"
 
 
 def save_state(path: Path, state: Any, given: Mapping[str, Any] | None = None) -> None:
-    """Write a state atomically, for its owner alone."""
+    """Write a state atomically, readable by its owner only."""
     write_state(path, state, STATE_KIND, given)
 
 
@@ -498,5 +512,5 @@ def load_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None =
 
 
 def find_state(path: Path, kind: type[Stored], given: Mapping[str, Any] | None = None) -> Stored | None:
-    """Read a state of this class; None where there is no file."""
+    """Read a state of this class; None if there is no file."""
     return load_state(path, kind, given) if path.exists() else None

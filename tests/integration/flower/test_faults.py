@@ -32,7 +32,7 @@ LIES = {
     "large": "3 × 1048576, not 3 × 60",
     "replayed": "not signed by its key in the roster for this request",
     "garbage": "cannot be read",
-    "oversized": "longer than is taken",
+    "oversized": "longer than the limit",
 }
 
 
@@ -195,7 +195,7 @@ def test_an_expired_certificate_is_named_at_the_server_at_sites_and_by_those_who
     with pytest.raises(FileError, match=r"expired 2 days ago.*--renew"):
         superlink.serve(server)
     with Impatient(server):
-        with pytest.raises(ServerError, match=r"expired.*call the coordinator"):
+        with pytest.raises(ServerError, match=r"expired.*Contact the coordinator"):
             register(sites["east"], lambda line: None).__enter__()
         with open_control(server) as control, pytest.raises(ServerError, match=r"expired.*--renew"):
             control.nodes()

@@ -127,7 +127,7 @@ def test_what_was_changed_cut_short_or_is_too_long_is_not_used(monkeypatch):
     with pytest.raises(FormatError, match="longer"):
         message_bytes(message, max_bytes=34)
     del message.content["arrays"]["3"]
-    with pytest.raises(FormatError, match="cut short"):
+    with pytest.raises(FormatError, match="truncated"):
         message_bytes(message)
     other = request_message(bytes(range(1, 36)), 11, 60.0)
     other.content["about"]["sha256"] = request_message(bytes(35), 11, 60.0).content["about"]["sha256"]
@@ -159,7 +159,7 @@ def test_who_was_waited_for_in_vain_is_not_waited_for_again_before_its_node_is_b
     assert isinstance(asked.ask(requests, 0.05)["north"], NoReply)
     began = time.monotonic()
     found = asked.ask(requests, 60)
-    assert found == {"east": b"cba", "north": NoReply("its node is still not there")}
+    assert found == {"east": b"cba", "north": NoReply("its node is still absent")}
     assert sum(node == 12 for node, _ in grid.pushed) == 1
     assert time.monotonic() - began < 10
     grid.get_nodes = online
@@ -302,7 +302,7 @@ def test_the_reply_to_a_request_that_another_took_the_place_of_is_never_used():
     asked.push({"east": b"second"}, 60)
     assert asked.next_reply(5) == ("east", b"dnoces")
     asked.push({"east": b"third"}, 60)
-    assert asked.cancel() == {"east": NoReply("nothing was heard in time")}
+    assert asked.cancel() == {"east": NoReply("no reply in time")}
     assert asked.next_reply(5) is None
 
 

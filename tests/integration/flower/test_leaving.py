@@ -87,7 +87,7 @@ def test_a_server_that_is_away_is_waited_for_and_told_of_once(monkeypatch):
     said = []
     patience = site_process.RetryInvoker(SimpleNamespace(address="a.b:1"), said.append)
     assert patience.invoke(Away(httpx.ConnectError("gone"), httpx.ReadError("gone"), "done")) == "done"
-    assert said == ["No server answers at a.b:1 yet; waiting for it."]
+    assert said == ["No server answers at a.b:1 yet. Waiting for it."]
     with pytest.raises(httpx.HTTPStatusError):
         patience.invoke(Away(refusal(403)))
     patience.is_over.set()

@@ -1,1 +1,1 @@
-"""Flower carries the messages."""
+"""Server and site processes over Flower, which carries the messages."""

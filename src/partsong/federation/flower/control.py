@@ -1,4 +1,4 @@
-"""The coordinator's commands and a running server: admit nodes, start a run, follow it to its end, stop it."""
+"""Control a running server for the coordinator's commands: register nodes; start, follow and stop runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from partsong.federation.setup.server_folder import RunPlace, ServerFolder, numb
 from partsong.io.write import write_text
 
 LOOPBACK = "127.0.0.1"
-"""Where the server's own machine calls it."""
+"""Address at which the server's own machine calls it."""
 CONTROL_HEADER = "x-partsong-control"
 SERVER_PID = "PARTSONG_SERVER_PROCESS"
-"""The variable in which `serve` tells its children its number."""
+"""Environment variable by which `serve` passes its process number to its children."""
 FLOWER_VERSION = "1.41."
 FLOWER_SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -38,24 +38,24 @@ FLOWER_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
 }
-"""Flower sends no telemetry, looks for no updates and installs nothing."""
+"""Settings by which Flower sends no telemetry, checks for no updates and installs nothing."""
 MAX_TRIES = 5
 PAUSE = 1.0
 PATIENCE = 10.0
 UNREGISTERED = "unregistered"
-"""What Flower says of a node that was removed."""
+"""Flower's status of a removed node."""
 STOPPED = "stopped"
-"""What Flower says of a run that somebody has stopped."""
+"""Flower's sub-status of a run that was stopped."""
 
 Result = TypeVar("Result")
 
 
 class ServerError(PartsongError, ConnectionError):
-    """The server of a federation cannot be reached, or does not do what it was asked."""
+    """The server of a federation cannot be reached, or has failed or refused a call."""
 
 
 def require_flower() -> None:
-    """Require the version of Flower that this was written for."""
+    """Require the supported version of Flower."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -69,9 +69,9 @@ def require_flower() -> None:
 
 
 def configure_flower(home: Path, variables: dict[str, str] | None = None) -> None:
-    """Set variables for this process and its children, before Flower is imported; `home` is for Flower's own files.
+    """Set environment variables for this process and its children, before Flower is imported. `home`: Flower's files.
 
-    Flower starts its helpers by name, so that those of this Python have to be found first.
+    Flower starts its helper programs by name, so PATH must list those of this Python first.
     """
     own = str(Path(sys.executable).parent)
     path = os.environ.get("PATH", "")
@@ -81,33 +81,33 @@ def configure_flower(home: Path, variables: dict[str, str] | None = None) -> Non
 
 
 def app_bundle() -> bytes:
-    """The app that a run is for Flower: a file that names two components, the same bytes on every machine."""
+    """Return the Flower app of every run: a file that names two components, with the same bytes on every machine."""
     from flwr.cli.build import build_fab_from_files
 
     names = files("partsong.federation.flower") / "app" / "pyproject.toml"
     if not names.is_file():
-        raise FileError(f"{names} is missing: partsong was not installed whole. Install it again.")
+        raise FileError(f"{names} is missing: the installation of partsong is incomplete. Reinstall it.")
     return bytes(build_fab_from_files({"pyproject.toml": names.read_bytes()})[0])
 
 
 def reject_untrusted_server(error: BaseException, address: str, way_out: str) -> None:
-    """Raise ServerError where the error of a connection is that a certificate was not accepted."""
+    """Raise ServerError if a connection failed because of the server's certificate."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(seen):
             why = getattr(seen, "verify_message", "") or str(seen)
             raise ServerError(
-                f"Who answers at {address} has no certificate by the authority of this federation ({why}). {way_out}"
+                f"The server at {address} has no certificate by the authority of this federation ({why}). {way_out}"
             ) from error
         seen = seen.__cause__ or seen.__context__
 
 
 def served_certificate(server: ServerFolder) -> bytes:
-    """The certificate, as PEM, that the running server of a federation shows; not whether it is valid."""
+    """Return the certificate of the running server, as PEM, without checking it."""
     try:
         text = ssl.get_server_certificate((LOOPBACK, require_address(server.address)[1]), timeout=PATIENCE)
     except OSError as error:
-        raise ServerError(f"The server shows no certificate ({error}). Look at its log.") from error
+        raise ServerError(f"The server does not present a certificate ({error}). Check its log.") from error
     return text.encode()
 
 
@@ -116,7 +116,7 @@ def served_certificate(server: ServerFolder) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FlowerRunStatus:
-    """The status of a run, in Flower's words."""
+    """Flower's status of a run."""
 
     status: str
     sub_status: str = ""
@@ -124,13 +124,13 @@ class FlowerRunStatus:
 
     @property
     def is_over(self) -> bool:
-        """Finished, in whatever way."""
+        """Whether the run has finished, with or without success."""
         return self.status == "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredNode:
-    """A site's node as the server sees it; `key` is its public key, as Flower keeps it."""
+    """A site's node at the server; `key` is its public key in Flower's encoding."""
 
     number: int
     status: str
@@ -141,14 +141,14 @@ class RegisteredNode:
 
 @dataclass(frozen=True, slots=True)
 class ServerControl:
-    """An open connection to the server; a call whose connection breaks is made again, some times."""
+    """An open connection to the server. A call is retried a few times if the connection breaks."""
 
     client: Any = field(repr=False)
     address: str
     folder: Path = Path()
 
     def register(self, public_key: str, site: str) -> int:
-        """Register a node by its key, and return its number; one that is registered already keeps its own."""
+        """Register a node by its key, and return its number; a registered node keeps its number."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
         request = RegisterNodeRequest(public_key=_key_bytes(public_key), name=site)
@@ -160,23 +160,23 @@ class ServerControl:
             if (known := self.find_node(public_key, site)) is not None:
                 return known
             raise ServerError(
-                f"The key of {site!r} was known here before, under another name or until it was removed, and Flower "
-                "takes no key twice. The site has to join anew in a new folder (--folder), which makes new keys."
+                f"The key of {site!r} was registered before, under another name or until it was removed, and Flower "
+                "takes no key twice. Let the site join again in a new folder (--folder), which creates new keys."
             ) from error
 
     def find_node(self, public_key: str, site: str) -> int | None:
-        """The number of the node that is registered with this key and name."""
+        """Return the number of the node with this key and name; None if there is none."""
         key = _key_bytes(public_key)
         return next((node.number for node in self.nodes().values() if (node.key, node.name) == (key, site)), None)
 
     def unregister(self, number: int) -> None:
-        """Let a node in no more."""
+        """Remove a node."""
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
         self._with_retries(lambda: self.client.UnregisterNode(UnregisterNodeRequest(node_id=number)))
 
     def nodes(self) -> dict[int, RegisteredNode]:
-        """All that are registered."""
+        """Return all registered nodes by number."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
         found = self._with_retries(lambda: self.client.ListNodes(ListNodesRequest())).nodes_info
@@ -187,7 +187,7 @@ class ServerControl:
         return {node.number: node for node in nodes if node.status != UNREGISTERED}
 
     def start(self, run: str) -> int:
-        """Start a run, and return Flower's number of it."""
+        """Start a run, and return Flower's number for it."""
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
@@ -197,11 +197,11 @@ class ServerControl:
         request = StartRunRequest(fab=fab, override_config=user_config_to_proto({"run": run}))
         started = self._with_retries(lambda: self.client.StartRun(request))
         if not started.HasField("run_id"):
-            raise ServerError("Flower has not started the run. Look at the server's log.")
+            raise ServerError("Flower has not started the run. Check the server's log.")
         return int(started.run_id)
 
     def status(self, number: int) -> FlowerRunStatus:
-        """How a run really is, which Flower's exit codes do not tell."""
+        """Return the status of a run; Flower's exit codes do not have it."""
         from flwr.proto.control_pb2 import ListRunsRequest
 
         found = self._with_retries(lambda: self.client.ListRuns(ListRunsRequest(run_id=number))).run_dict
@@ -224,23 +224,23 @@ class ServerControl:
                 return call()
             except httpx.TransportError as error:
                 renewing = f"partsong federation init {quote(str(self.folder))} --renew"
-                way_out = f"If it has expired, renew it, then end the server, and start it again: {renewing}"
+                way_out = f"If it has expired, renew it ({renewing}), then restart the server."
                 reject_untrusted_server(error, self.address, way_out)
                 if not left:
                     raise ServerError(
-                        f"No server answers at {self.address} ({type(error).__name__}). A run that it was at goes on "
-                        "with --resume, once it is started again: partsong federation serve --folder "
+                        f"No server answers at {self.address} ({type(error).__name__}). Resume its run with --resume "
+                        "after starting the server: partsong federation serve --folder "
                         f"{quote(str(self.folder))}"
                     ) from error
                 time.sleep(PAUSE)
             except Exception as error:
-                raise ServerError(f"The server at {self.address} has refused: {str(error)[:500]}") from error
+                raise ServerError(f"The server at {self.address} has refused the call: {str(error)[:500]}") from error
         raise AssertionError
 
 
 @contextmanager
 def open_control(server: ServerFolder) -> Iterator[ServerControl]:
-    """A connection to the server of a federation, from its own machine."""
+    """Connect to the server of a federation from its own machine."""
     require_flower()
     configure_flower(server.path / "flower")
     from flwr.supercore.control import ControlHttpClient
@@ -262,7 +262,7 @@ def open_control(server: ServerFolder) -> Iterator[ServerControl]:
 
 @dataclass(frozen=True, slots=True)
 class _ControlKey:
-    """Adds the key of the federation's folder to every call, as an interceptor of Flower's clients."""
+    """Flower client interceptor that adds the control key to every call."""
 
     key: str = field(repr=False)
 
@@ -272,7 +272,7 @@ class _ControlKey:
 
 
 def _key_bytes(public_key: str) -> bytes:
-    """A node's key of a card, as Flower keeps it."""
+    """Convert the node key of a card to Flower's encoding."""
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
@@ -283,14 +283,14 @@ def _key_bytes(public_key: str) -> bytes:
 # ---- following --------------------------------------------------------------------------------------------------
 
 MAX_STARTS = 3
-"""Flower's app of a run can fail before it has begun (TLS connections break under load): it is started again."""
+"""Flower's app of a run can fail before the run starts (TLS connections break under load); it is retried."""
 POLL = 2.0
 GRACE = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunFollower:
-    """What comes of a run from now on: lines of its files, and a result other than the one that is there `before`."""
+    """Follows a run from now on: new lines of its files, and a result other than `previous_result`."""
 
     place: RunPlace
     files: tuple[JsonLines, ...]
@@ -298,55 +298,55 @@ class RunFollower:
 
     @staticmethod
     def from_end(place: RunPlace) -> RunFollower:
-        """Without what is there."""
+        """Skip existing lines and an existing result."""
         paths = (place.state / AGREEMENT / STEPS, place.progress, place.state / WAITING)
         return RunFollower(place, tuple(JsonLines.from_end(path) for path in paths), _identity(place.result))
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result."""
+        """Whether there is a new result."""
         return _identity(self.place.result) not in (None, self.previous_result)
 
     def report_new(self, tell: Report) -> None:
-        """Tell the lines that have come."""
+        """Report new lines."""
         for file in self.files:
             for line in file.read_new():
                 tell(line)
 
 
 def run_to_end(server: ServerFolder, place: RunPlace, tell: Report) -> dict[str, Any]:
-    """Start a run, or follow one that is being worked on, and return its result; Ctrl-C stops it.
+    """Start a run, or follow an active one, and return its result. Ctrl-C stops it.
 
-    Its start is told at once ({"starting": its name}): the process takes seconds to come up.
+    The start is reported at once ({"starting": name}), because the process takes seconds to come up.
     """
-    news, status, is_told = RunFollower.from_end(place), FlowerRunStatus("unknown"), False
+    follower, status, is_reported = RunFollower.from_end(place), FlowerRunStatus("unknown"), False
     with open_control(server) as control:
         for _ in range(MAX_STARTS):
             number = _active_run(control, place)
             if number is None:
-                if not is_told:
+                if not is_reported:
                     tell({"starting": place.name})
-                is_told, number = True, control.start(place.name)
+                is_reported, number = True, control.start(place.name)
                 write_text(place.number, str(number))
             try:
-                status = _watch(control, number, news, tell)
+                status = _watch(control, number, follower, tell)
             except KeyboardInterrupt:
                 control.stop(number)
                 end_run_process(place)
                 raise
-            if news.is_over:
+            if follower.is_over:
                 return _result(place)
             if status.sub_status == STOPPED:
                 end_run_process(place)
-                raise ServerError(f"Run {place.name!r} was stopped. Nothing is lost: --resume goes on with it.")
+                raise ServerError(f"Run {place.name!r} was stopped. Nothing is lost: resume it with --resume.")
     raise ServerError(
-        f"Run {place.name!r} has ended {MAX_STARTS} times without a word ({status.details or 'no details'}). Look at "
-        "the server's log; it can be resumed."
+        f"Run {place.name!r} has ended {MAX_STARTS} times without a result ({status.details or 'no details'}). Check "
+        "the server's log, then resume the run."
     )
 
 
 def end_run_process(place: RunPlace) -> None:
-    """End the process that works on a run. Flower does not tell it that its run was stopped."""
+    """End the process of a run. Flower does not notify it when its run is stopped."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         holder, until = holder_of(place.lock), time.monotonic() + GRACE
         if holder is None:
@@ -356,11 +356,11 @@ def end_run_process(place: RunPlace) -> None:
         while is_held(place.lock) and time.monotonic() < until:
             time.sleep(0.1)
     if is_held(place.lock):
-        raise FileError(f"Run {place.name!r} is still worked on, by a process that cannot be ended from here.")
+        raise FileError(f"The process of run {place.name!r} cannot be ended. End it by hand, then try again.")
 
 
 def _active_run(control: ServerControl, place: RunPlace) -> int | None:
-    """Flower's number of a run that a process works on; what is left of one that is over is ended."""
+    """Return Flower's number of a run with an active process; end the process of a finished run."""
     number = number_in(place) if is_held(place.lock) else None
     if number is not None and control.status(number).is_over:
         end_run_process(place)
@@ -368,28 +368,28 @@ def _active_run(control: ServerControl, place: RunPlace) -> int | None:
     return number
 
 
-def _watch(control: ServerControl, number: int, news: RunFollower, tell: Report) -> FlowerRunStatus:
+def _watch(control: ServerControl, number: int, follower: RunFollower, tell: Report) -> FlowerRunStatus:
     """Wait until a run is over, and return its status.
 
-    Flower notices after a minute only that the process of a run has died, and a process can hang after its result.
+    Flower notices only after a minute that the process of a run has died, and a process can hang after its result.
     """
     was_at_work, until = False, 0.0
     while not (status := control.status(number)).is_over:
-        news.report_new(tell)
-        is_at_work = is_held(news.place.lock)
+        follower.report_new(tell)
+        is_at_work = is_held(follower.place.lock)
         was_at_work = was_at_work or is_at_work
-        if not until and (news.is_over or (was_at_work and not is_at_work)):
+        if not until and (follower.is_over or (was_at_work and not is_at_work)):
             until = time.monotonic() + GRACE / 3
         if until and time.monotonic() > until:
             control.stop(number)
             break
         time.sleep(POLL)
-    news.report_new(tell)
+    follower.report_new(tell)
     return status
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Of a file that is never changed but replaced; None where there is none."""
+    """Identify a version of a file that is only ever replaced; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -398,7 +398,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _result(place: RunPlace) -> dict[str, Any]:
-    """The result; or the error that the run ended with, of its own class."""
+    """Return the result, or raise the error of the run, with its own class."""
     found = result_in(place)
     if found["status"] == "done":
         return found

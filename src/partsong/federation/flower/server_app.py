@@ -1,4 +1,4 @@
-"""What Flower runs at the server, in a process for each run: an experiment over its grid."""
+"""Flower's ServerApp: runs one experiment over its grid, in a process per run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """Work on the run that was named when this was started."""
+    """Run the experiment that the run configuration names."""
     exit_with_server()
     run_over_flower(grid, str(context.run_config["run"]))
 
 
 def exit_with_server() -> None:
-    """From now on this process ends, as by a power cut, when its server has gone.
+    """Exit this process at once when its server has ended.
 
-    Flower asks it to end by a signal, which it does not hear while it waits for a reply.
+    Flower ends it by a signal, which it does not handle while it waits for a reply.
     """
     server = int(os.environ[SERVER_PID])
 

@@ -1,15 +1,15 @@
-"""The server's process: Flower 1.41's SuperLink with TLS and known nodes, behind a gate.
+"""Server process: Flower 1.41's SuperLink with TLS and registered nodes, behind an access gate.
 
-What it changes of Flower's own server, `flower-superlink`, each for a reason:
+Changes to Flower's own server, `flower-superlink`, and their reasons:
 
-- `Gate`: Flower lets everybody who reaches its port start runs, with code of their own, and take up work that is meant
-  for the server itself.
-- `LongPolling`: Flower's nodes look for messages every few seconds; most of a round would be waiting.
+- `Gate`: Flower lets anyone who reaches its port start runs with arbitrary code, and take work that is meant for the
+  server itself.
+- `LongPolling`: Flower's nodes poll for messages every few seconds; most of a round would be waiting.
 - `purge_messages`: SQLite leaves the bytes of deleted messages in Flower's database and its write-ahead log.
 - `open_sockets`: Flower listens at one host, and its executor calls that one; but the gate knows callers of the
   server's own machine by their address, 127.0.0.1.
-- `serve` ends when Flower's executor has died, after which Flower would take up no run any more, without a word. A
-  service manager starts it again.
+- `serve` ends when Flower's executor has died: Flower would silently start no more runs. Let a service manager restart
+  it.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 def serve(server: ServerFolder, host: str | None = None, tell: Callable[[str], None] = lambda line: None) -> None:
-    """Serve until a signal comes; nothing is left running then. Sites call `host`, its own machine calls 127.0.0.1."""
+    """Serve until a signal; no process is left running. Sites call `host`, the server's own machine calls 127.0.0.1."""
     require_flower()
     server.require_valid()
     control_key = server.control_key
     configure_flower(server.path / "flower", {FEDERATION: str(server.path), SERVER_PID: str(os.getpid())})
     reached, port = require_address(server.address)
-    with held(server.path / "server.lock", "This federation is served already"):
+    with held(server.path / "server.lock", "This federation is already being served"):
         sockets = open_sockets(host or reached, port)
-        tell(f"It listens on {' and '.join(one.getsockname()[0] for one in sockets)}, port {port}.")
+        tell(f"Listening on {' and '.join(one.getsockname()[0] for one in sockets)}, port {port}.")
         database = server.path / "flower" / "state.db"
         with purge_messages(database):
             flower, web = _flower_in(server, database, port, control_key)
@@ -65,16 +65,16 @@ def serve(server: ServerFolder, host: str | None = None, tell: Callable[[str], N
             threading.Thread(target=_end_with_executor, args=(flower, web, ended), daemon=True).start()
             web.run(sockets)
         if not web.started:
-            raise ServerError("Flower's server did not start. Its reason is above.")
+            raise ServerError("Flower's server did not start. See its error above.")
         if ended.is_set():
             raise ServerError(
-                "The process that starts runs for Flower has died, and the server has ended. Start it again; all runs "
-                "can be resumed."
+                "Flower's executor, which starts runs, has died, so the server has ended. Restart it, then resume its "
+                "runs."
             )
 
 
 def _flower_in(server: ServerFolder, database: Path, port: int, control_key: str) -> tuple[Any, Any]:
-    """Flower's application, and the web server for it."""
+    """Build Flower's application and its web server."""
     import uvicorn
     from flwr.supercore.http_logging import get_uvicorn_log_config
     from flwr.supercore.logger import console_handler
@@ -104,7 +104,7 @@ def _flower_in(server: ServerFolder, database: Path, port: int, control_key: str
 
 
 def _end_with_executor(flower: Any, web: Any, ended: threading.Event) -> None:
-    """End the web server, in order, when the process that starts runs has died."""
+    """Shut the web server down when Flower's executor has died."""
     while not web.should_exit:
         executor = flower.state.superlink_lifespan.superexec_process
         if executor is not None and executor.poll() is not None:
@@ -121,10 +121,10 @@ FOR_COORDINATOR = "/v1/control/"
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Who may ask for what, before Flower sees a request (an ASGI middleware).
+    """Access control before Flower sees a request (ASGI middleware).
 
-    Sites can do what nodes do; starting and stopping needs the key that is in the federation's folder; the server's own
-    work is for processes of its own machine.
+    Sites can use the node interface. Starting and stopping runs needs the control key of the federation's folder. The
+    rest is for processes on the server's own machine.
     """
 
     app: App
@@ -139,7 +139,7 @@ class Gate:
             await send({"type": "http.response.body", "body": b""})
 
     def admits(self, scope: Scope) -> bool:
-        """Admit nodes to the fleet, who has the key to the control, and this machine to the rest."""
+        """Admit nodes to the fleet interface, holders of the key to control, and this machine to the rest."""
         path = str(scope.get("path", ""))
         if path.startswith(FOR_NODES):
             return True
@@ -155,7 +155,7 @@ class Gate:
 PULL_PATH = "/v1/fleet/pull-messages"
 PUSH_PATHS = frozenset({"/v1/runtime/push-messages", "/v1/runtime/push-object"})
 PATIENCE = 20.0
-"""Less than the 30 seconds after which a node's call breaks off."""
+"""Less than the 30 seconds after which a node's call times out."""
 MOST_BYTES = 1 << 16
 GLANCE = 0.5
 SETTLED = 0.1
@@ -164,11 +164,11 @@ LONGEST = 5.0
 
 @dataclass(slots=True)
 class LongPolling:
-    """A look for messages that finds nothing is made again, for the same node, when something has been handed over, and
-    is answered as it is after `patience` seconds (an ASGI middleware).
+    """Long polling for Flower nodes (ASGI middleware): hold each pull request until a message is available or
+    `patience` seconds have passed.
 
-    Messages are handed over piece by piece, and a node that finds one that is not whole waits for seconds: so nobody
-    looks while pieces come. `open` counts calls that hand over, `last` is when the last of them ended.
+    Messages are pushed piece by piece, and a node that pulls an incomplete one waits for seconds. So pull requests are
+    held while pieces arrive. `open_pushes` counts push calls in progress, `last_push` is when the last of them ended.
     """
 
     app: App
@@ -179,7 +179,7 @@ class LongPolling:
     pushed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Pass on; ring after what nodes may be waiting for."""
+        """Pass a call on; after a push, wake held pull requests."""
         path = scope.get("path")
         if path == PULL_PATH:
             await self._pull(scope, receive, send)
@@ -195,14 +195,14 @@ class LongPolling:
             await self.app(scope, receive, send)
 
     async def _pull(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Look until something is found, somebody refuses, the node has gone, or time is up."""
+        """Repeat the pull until it gives a message or an error, the node disconnects, or time is up."""
         body, until = await _body(receive), time.monotonic() + self.patience
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             while True:
                 await self._wait_until_settled()
                 bell, answer = self.pushed, BufferedResponse()
-                scope_of_look = {**scope, "state": dict(scope.get("state") or {})}  # frameworks keep things in it
+                scope_of_look = {**scope, "state": dict(scope.get("state") or {})}  # frameworks store values in it
                 await self.app(scope_of_look, ReplayedRequest(body, gone), answer)
                 if not answer.is_empty or not await self._wait_for_push(bell, gone, until):
                     break
@@ -217,7 +217,7 @@ class LongPolling:
             await asyncio.sleep(SETTLED / 2)
 
     async def _wait_for_push(self, bell: asyncio.Event, gone: asyncio.Future[None], until: float) -> bool:
-        """Whether the bell rang in time, for a node that is there."""
+        """Wait for a push. Returns whether one came in time and the node is still connected."""
         while not (bell.is_set() or gone.done() or self.is_stopping() or time.monotonic() >= until):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(bell.wait(), min(GLANCE, max(0.0, until - time.monotonic())))
@@ -226,7 +226,7 @@ class LongPolling:
 
 @dataclass(slots=True)
 class BufferedResponse:
-    """What the app has sent, kept back (as ASGI's send)."""
+    """Buffers the app's response (an ASGI send)."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
 
@@ -235,14 +235,14 @@ class BufferedResponse:
 
     @property
     def is_empty(self) -> bool:
-        """A good answer with nothing in it."""
+        """Whether the response is a success without content."""
         is_good = any(one.get("status") == 200 for one in self.messages)
         return is_good and not any(one.get("body") for one in self.messages)
 
 
 @dataclass(slots=True)
 class ReplayedRequest:
-    """A request that is read once more (as ASGI's receive)."""
+    """Replays a request body (an ASGI receive)."""
 
     body: bytes
     gone: asyncio.Future[None]
@@ -258,7 +258,7 @@ class ReplayedRequest:
 
 
 async def _body(receive: Any) -> bytes:
-    """The body of a request; what is longer than a look can be is cut off, and then refused by the app."""
+    """Read the body of a pull request. A longer body is cut off, and then refused by the app."""
     body, more = b"", True
     while more and len(body) <= MOST_BYTES:
         message = await receive()
@@ -277,18 +277,17 @@ async def _disconnected(receive: Any) -> None:
 PURGE_SECONDS = 10.0
 """Seconds."""
 OVERWRITES = (("secure_delete", "ON"),)
-"""What every connection to the database is told first: to overwrite what it deletes."""
+"""PRAGMAs of every database connection: overwrite deleted data."""
 MESSAGE_TABLES = ("object_children", "run_objects", "objects", "message_res", "message_ins")
 """Flower's tables of messages."""
 
 
 @contextlib.contextmanager
 def purge_messages(database: Path, every: float = PURGE_SECONDS) -> Iterator[None]:
-    """Keep nothing of messages that were delivered more than some seconds ago in the files of Flower's database.
+    """Remove delivered messages from the files of Flower's database within seconds.
 
-    Flower deletes them once they are delivered; here they are overwritten then, and the write-ahead log is emptied now
-    and then. What was never fetched goes when the server ends, or starts again after it was killed: no run of Flower's
-    outlives it.
+    Flower deletes them once delivered. Here they are also overwritten, and the write-ahead log is emptied regularly.
+    Messages that were never fetched are deleted when the server ends or restarts: no Flower run outlives it.
     """
     from flwr.supercore import sql_mixin
 
@@ -311,8 +310,8 @@ def purge_messages(database: Path, every: float = PURGE_SECONDS) -> Iterator[Non
 
 
 def purge_database(database: Path, *, entirely: bool = False) -> None:
-    """Empty the write-ahead log, if nobody is in the middle of something. `entirely`: delete all messages before, and
-    write the database anew, without gaps.
+    """Empty the write-ahead log, unless the database is busy. `entirely`: first delete all messages and rewrite the
+    database without gaps.
     """
     if not database.exists():
         return
@@ -329,7 +328,7 @@ def purge_database(database: Path, *, entirely: bool = False) -> None:
             own.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
         if entirely:
-            sys.stderr.write(f"Messages of runs that are over may be left in {database}: {error}.\n")
+            sys.stderr.write(f"Messages of finished runs may be left in {database}: {error}.\n")
 
 
 # ---- listening --------------------------------------------------------------------------------------------------
@@ -339,15 +338,15 @@ NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def open_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets for a host, and one for 127.0.0.1 unless it is among them; FileError where one cannot be had.
+    """Open sockets for a host, and for 127.0.0.1 unless included; FileError if one cannot be opened.
 
-    Of a name with several addresses those count that this machine has. `::` is everywhere, of version 4 too.
+    Of a host name with several addresses, those of this machine are used. `::` listens on all addresses, IPv4 included.
     """
-    ways = f"Listen at an address of this machine, or everywhere: partsong federation serve --host {ANY_ADDRESS}"
+    ways = f"Use an address of this machine, or all: partsong federation serve --host {ANY_ADDRESS}"
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise FileError(f"This machine does not know {host[:100]!r} ({error}). {ways}") from error
+        raise FileError(f"This machine cannot resolve {host[:100]!r} ({error}). {ways}") from error
     where = list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
     asked = {address for _, address in where}
     if not {LOOPBACK, ANY_ADDRESS} & asked:
@@ -360,8 +359,8 @@ def open_sockets(host: str, port: int) -> list[socket.socket]:
             except OSError as error:
                 if error.errno not in NOT_LOCAL:
                     raise FileError(
-                        f"Nobody can listen on port {port} of {address}: {error.strerror or error}. End what listens "
-                        "there already."
+                        f"Port {port} of {address} cannot be opened: {error.strerror or error}. End the process that "
+                        "listens there."
                     ) from error
         if not any(one.getsockname()[0] in asked for one in sockets):
             raise FileError(f"{host} is not an address of this machine. {ways}")

@@ -1,17 +1,16 @@
-"""A site's process: it calls the server over TLS, is called by nobody, and runs nothing that it was sent.
+"""Site process: calls the server over TLS, opens no port, and runs no code that it receives.
 
-It speaks the protocol of Flower 1.41's nodes (the fleet interface), with Flower's client, keys and messages, and takes
-the place of Flower's own node, `flower-supernode`, which
+It implements a node of Flower 1.41 (the fleet interface), with Flower's client, keys and messages. It replaces Flower's
+own node, `flower-supernode`, which
 
-- installs and runs the app that the server sends: here that app has to be, byte for byte, the one that this partsong
-  makes, and even then it is neither fetched nor loaded;
-- starts a process for each request, and serves a port for it: here requests are answered in this process, one after
-  another, with the data that it has read;
-- waits three seconds between two looks for requests: here a look lasts until there is one (`LongPolling` at the
-  server);
-- is not let in for a minute after a crash, since the server believes that it is still there: here it first ends what
-  the server believes, by the number of its node, which is kept in `node.number`;
-- ends its process where the server does not know a request any more: here that request is dropped.
+- installs and runs the app that the server sends: here the app must be, byte for byte, the one that this partsong
+  builds, and even then it is neither fetched nor loaded;
+- starts a process and opens a port for each request: here requests are answered in this process, one after another,
+  with the data that it has loaded;
+- polls for requests every three seconds: here a pull lasts until there is one (`LongPolling` at the server);
+- is refused for a minute after a crash, because the server takes it for present: here it first deactivates its old
+  node, whose number is stored in `node.number`;
+- exits when the server no longer knows a request: here that request is dropped.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ from partsong.io.write import write_text
 
 PAUSE = 2.0
 ACTIVATION_TIMEOUT = 120.0
-"""Longer than a server takes to notice that a node is gone."""
+"""Seconds; longer than a server needs to notice that a node is gone."""
 HEARTBEAT = 30
-"""Seconds; a server takes a node for gone after two of them without a sign of life."""
+"""Seconds; the server declares a node gone after two heartbeats are missing."""
 PULL_TIMEOUT = 60.0
-"""Seconds after which a message that is not whole is given up: the server's process was killed while it sent it."""
+"""Seconds after which an incomplete message is dropped: the server's process was killed while it sent."""
 MAX_CLOCK_AHEAD, MAX_CLOCK_BEHIND = 5, 300
-"""Seconds by which the clock of a node may differ from the server's: Flower takes no signature of another time."""
+"""Seconds by which a node's clock may differ from the server's; Flower rejects signatures outside this range."""
 PATIENCE = 2.5
-"""Seconds that a server may take to hear that the node ends; it takes one where it answers."""
+"""Seconds to wait for the server when the node ends; a server that answers needs one."""
 STOPPED = "The node has stopped."
-UNTRUSTED = "It has expired, or this is somebody else. Nothing was sent; call the coordinator."
+UNTRUSTED = "It has expired, or this is another server. Nothing was sent. Contact the coordinator."
 
 Report = Callable[[str], None]
 Result = TypeVar("Result")
 
 
 def join(site: SiteFolder) -> None:
-    """Answer requests until a signal comes."""
+    """Answer requests until a signal arrives."""
     require_flower()
     configure_flower(site.path / "flower")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -78,7 +77,7 @@ def join(site: SiteFolder) -> None:
 
 @dataclass(slots=True)
 class RetryInvoker:
-    """Makes calls again until the server answers, as a retry invoker of Flower's clients."""
+    """Repeats calls until the server answers (a retry invoker of Flower's clients)."""
 
     site: SiteFolder
     report: Report
@@ -86,7 +85,7 @@ class RetryInvoker:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def invoke(self, call: Callable[[], Result]) -> Result:
-        """Call, as often as it takes; ServerError where who answers is not the server."""
+        """Call until the server answers; ServerError if its certificate is not trusted."""
         import httpx
 
         while True:
@@ -97,7 +96,7 @@ class RetryInvoker:
                 if self.is_over.is_set():
                     raise
                 if not self.is_reported:
-                    self.report(f"No server answers at {self.site.address} yet; waiting for it.")
+                    self.report(f"No server answers at {self.site.address} yet. Waiting for it.")
                 self.is_reported = True
                 time.sleep(PAUSE)
             except httpx.HTTPStatusError:
@@ -110,7 +109,7 @@ class RetryInvoker:
 
 @contextmanager
 def register(site: SiteFolder, tell: Report) -> Iterator[SiteNode]:
-    """The site's node, which the server takes for present until the block ends; waits for a server that is away."""
+    """Activate the site's node at the server for the duration of the block; wait for a server that is down."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -136,7 +135,7 @@ def register(site: SiteFolder, tell: Report) -> Iterator[SiteNode]:
 
 
 def _activate(client: Any, public_key: Any, site: SiteFolder) -> int:
-    """The number of the site's node, once the server takes it for present; its last life is ended first."""
+    """Activate the node, after deactivating its previous activation, and return its number."""
     import httpx
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -153,7 +152,7 @@ def _activate(client: Any, public_key: Any, site: SiteFolder) -> int:
             if error.response.status_code in (401, 403) or not place.exists():
                 raise ServerError(rejection_message(site, clock_offset(error.response.headers.get("date")))) from error
             if time.monotonic() > until:
-                raise ServerError(f"The server at {site.address} does not let this site in: {error}") from error
+                raise ServerError(f"The server at {site.address} rejects this site: {error}") from error
             time.sleep(PAUSE)
         else:
             write_text(place, str(number))
@@ -162,7 +161,7 @@ def _activate(client: Any, public_key: Any, site: SiteFolder) -> int:
 
 @contextmanager
 def _ignoring_refusal() -> Iterator[None]:
-    """Ending a life that the server knows to be over is refused, which is no error; an unknown node is one."""
+    """Ignore a refused deactivation: the server knows that it is over. An unknown node is an error."""
     import httpx
 
     try:
@@ -174,17 +173,17 @@ def _ignoring_refusal() -> Iterator[None]:
 
 @dataclass(slots=True)
 class SiteNode:
-    """A node that was let in: pulls messages of Flower, has them answered, and pushes replies."""
+    """An activated node: pulls messages of Flower, gets them answered, and pushes replies."""
 
     site: SiteFolder
     client: Any = field(repr=False)
     number: int
     report: Report
     apps: dict[int, bool] = field(default_factory=dict)
-    """Whether the app of a run is ours."""
+    """Whether the app of a run is the pinned one."""
 
     def send_heartbeats(self, is_over: threading.Event) -> None:
-        """Tell the server now and then that the node is there; what else goes wrong shows where messages are pulled."""
+        """Send heartbeats to the server. Errors are ignored, since pulling messages shows them too."""
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
         request = SendNodeHeartbeatRequest(node=self._node(), heartbeat_interval=HEARTBEAT)
@@ -193,16 +192,16 @@ class SiteNode:
                 self.client.SendNodeHeartbeat(request)
 
     def deactivate(self) -> None:
-        """Tell the server that the node ends."""
+        """Notify the server that the node ends."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         with suppress(Exception):
             self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.number))
 
     def answer_next(self, answer: Callable[[bytes], bytes]) -> None:
-        """Wait for a message and answer it; what cannot be fetched or answered is dropped, and the server asks again.
+        """Wait for a message and answer it. Failed messages are dropped, and the server asks again.
 
-        A node that the server does not know any more is an error.
+        ServerError if the server no longer knows the node.
         """
         import httpx
         from flwr.proto.fleet_pb2 import PullMessagesRequest
@@ -219,12 +218,12 @@ class SiteNode:
             if error.response.status_code == httpx.codes.UNAUTHORIZED:
                 ahead = clock_offset(error.response.headers.get("date"))
                 raise ServerError(rejection_message(self.site, ahead)) from error
-            self.report(f"The server has refused a call ({error.response.status_code}): its run may be over.")
+            self.report(f"The server has refused a call ({error.response.status_code}). Its run may be over.")
             time.sleep(PAUSE)
         except ServerError:
             raise
         except Exception as error:
-            self.report(f"A message could not be passed on ({type(error).__name__}: {str(error)[:200]}).")
+            self.report(f"A message could not be processed ({type(error).__name__}: {str(error)[:200]}).")
             time.sleep(PAUSE)
 
     def _node(self) -> Any:
@@ -239,7 +238,7 @@ class SiteNode:
             found = self.client.GetRun(GetRunRequest(node=self._node(), run_id=run)).run
             self.apps[run] = found.fab_hash == hashlib.sha256(app_bundle()).hexdigest()
         if not self.apps[run]:
-            self.report("The server has sent an app that this site has not pinned; its request was refused.")
+            self.report("The server has sent an app that this site has not pinned. Its request was refused.")
         return self.apps[run]
 
     def _fetch(self, message: Any, tree: Any) -> Any:
@@ -255,7 +254,7 @@ class SiteNode:
         return whole
 
     def _answer(self, message: Any, answer: Callable[[bytes], bytes]) -> Any:
-        """The reply. The server learns nothing of an error but that there was one; its text stays here."""
+        """Build the reply. Of an error the server learns only that there was one; its text stays here."""
         from flwr.app import Error, Message
         from flwr.common.constant import ErrorCode
 
@@ -290,7 +289,7 @@ class SiteNode:
 
 
 def _refusal(message: Any) -> Any:
-    """The reply to a request for another app: the server tells its coordinator that this site refused the app."""
+    """Build the reply to a request for another app; the coordinator sees that this site refused the app."""
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode
 
@@ -298,19 +297,19 @@ def _refusal(message: Any) -> Any:
 
 
 def rejection_message(site: SiteFolder, ahead: float | None) -> str:
-    """Why a server may not know a site, the clock first; `ahead` is by how many seconds ours is, if that is known."""
-    limits = f"it may be {MAX_CLOCK_AHEAD} seconds ahead, and {MAX_CLOCK_BEHIND} behind"
-    admitted = f"Send the coordinator {site.path / 'card.toml'}, to be admitted; then join again."
+    """Explain why a server rejects a site: first the clock (`ahead`: seconds ahead of the server's), then its key."""
+    limits = f"it may be {MAX_CLOCK_AHEAD} seconds ahead or {MAX_CLOCK_BEHIND} behind"
+    admitted = f"Send {site.path / 'card.toml'} to the coordinator to be admitted, then join again."
     if ahead is None:
         return (
-            f"The server at {site.address} does not let this site in. Compare the clock of this machine with the "
-            f"server's: {limits}. If it is right, the server does not know the key of this site. {admitted}"
+            f"The server at {site.address} rejects this site. Compare the clock of this machine with the server's: "
+            f"{limits}. If it is right, the server does not know the key of this site. {admitted}"
         )
     way = "ahead of" if ahead > 0 else "behind"
     if not -MAX_CLOCK_BEHIND < ahead < MAX_CLOCK_AHEAD:
         return (
             f"The clock of this machine is {abs(ahead):.0f} seconds {way} that of the server at {site.address}, and "
-            f"{limits}. Set both by a time server (NTP), then join again."
+            f"{limits}. Synchronise both with a time server (NTP), then join again."
         )
     return (
         f"The clock of this machine is right ({abs(ahead):.0f} seconds {way} the server's), but the server at "
@@ -319,7 +318,9 @@ def rejection_message(site: SiteFolder, ahead: float | None) -> str:
 
 
 def clock_offset(date: str | None) -> float | None:
-    """By how much the clock of this machine is ahead of that of whoever has dated a reply of now, in whole seconds."""
+    """Return by how many whole seconds this machine's clock is ahead of the date of a current reply; None if
+    unknown.
+    """
     try:
         return round(time.time() - parsedate_to_datetime(date or "").timestamp())
     except ValueError:
@@ -327,8 +328,9 @@ def clock_offset(date: str | None) -> float | None:
 
 
 def _exit_soon() -> None:
-    """End this process within PATIENCE, also while a call to the server hangs: all that a site has to keep is on its
-    disk before it sends anything, and its next start ends what the server still believes.
+    """Exit within PATIENCE seconds, even if a call to the server hangs.
+
+    Everything a site needs is on its disk before it sends anything, and its next start deactivates the old node.
     """
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""The coordinator of a run: its set-up, its rounds or arrivals, and its end. It can be killed at any point."""
+"""Coordinator of a run: set-up, rounds or arrivals, and end. It can be killed and resumed at any point."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from partsong.federation.wire import Kind, Nonce
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """Runs a program among the sites of a transport; checkpoints of its rounds hold no states of parties.
+    """Runs a program on the sites of a transport. Checkpoints of its rounds have no party states.
 
-    `folder` belongs to one run; if it holds a part of that, the run is resumed. `experiment` are the plain values from
-    which each site makes the program for itself; `serials` is the file with the serial numbers of sites, for all runs
-    of a federation.
+    `folder` belongs to one run, which is resumed if it has started. `experiment` has the plain values from which each
+    site builds the program itself. `serials` is the file with the serial numbers of sites, over all runs of a
+    federation.
     """
 
     transport: Transport
@@ -88,14 +88,15 @@ class Coordinator:
         time_budget: float | None = None,
         tol: float = 0.0,
     ) -> Iterator[Round]:
-        """Run an asynchronous program: replies are accepted in the order in which they come. `Schedule.rounds` counts
-        uploads, and a Round is an arrival, on disk before it is yielded.
+        """Run an asynchronous program: replies are accepted in the order of arrival.
 
-        The order is kept (`AsyncRunState.order`); with it `engines.virtual_clock.Asynchronous` gives the same models in
-        one process. With on_party_error "raise", a site that refuses, or does not answer for `timeout` seconds,
-        ends the run with an error, after which it can be resumed. "skip": the others go on, and the site is asked again
-        for the same work, after `pause` seconds if it has refused. Work that itself failed is an arrival that does not
-        count; its site is sent the newest model, unless it was the third in a row. The run stops where no site is left.
+        `Schedule.rounds` counts uploads, and a Round is one arrival, on disk before it is yielded.
+
+        The order is stored (`AsyncRunState.order`); with it `engines.virtual_clock.Asynchronous` gives the same models
+        in one process. With on_party_error="raise", a site that refuses or does not answer for `timeout` seconds ends
+        the run with an error; it can be resumed. With "skip" the others continue, and the site is asked again for the
+        same work, after `pause` seconds if it refused. Failed work is an arrival that does not count; its site is sent
+        the newest model, unless it was the third failure in a row. The run stops when no site is left.
         """
         with self._clients(schedule) as client:
             journal = ArrivalsJournal(self.folder)
@@ -109,7 +110,7 @@ class Coordinator:
 
     @contextmanager
     def _clients(self, schedule: Schedule) -> Iterator[SiteClient]:
-        """The sites, with the serial numbers that are known of them, while no other process works on the folder."""
+        """Lock the folder and yield a client for the sites, with their known serial numbers."""
         make_folder(self.folder)
         with locked(self.folder / "lock", waits=False):
             counters = ReleaseCounters(self.serials)
@@ -120,14 +121,14 @@ class Coordinator:
         """Refuse a folder of another run, or of this one with other settings or sites."""
         if run.run != self.name or run.experiment != dict(self.experiment):
             raise ParameterError(
-                f"{self.folder} holds run {run.run!r}, with other settings than these. Resume it with its own, or "
+                f"{self.folder} has run {run.run!r} with other settings. Resume it with its own settings, or "
                 "choose another folder."
             )
         require_same_sites(run, self.transport.names())
         client.seen.update(larger_counts(client.seen, run.seen))
 
     def _finish(self, program: Program, run: RunState, client: SiteClient) -> Responses:
-        """Send all sites the end of the run, and the components.
+        """Send all sites the end of the run and the components.
 
         A site that does not answer has no result, and is sent the end again when the run is resumed.
         """

@@ -1,4 +1,4 @@
-"""Experiments at the server: their rounds over any transport, and runs of a federation with progress and result."""
+"""Run an experiment at the server: over any transport, and as a run of a federation with progress and result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from partsong.topics.fitting import require_words
 from partsong.topics.shared_vocabulary import FEWEST_MASKED
 
 FEDERATION = "PARTSONG_FEDERATION"
-"""The variable in which `serve` tells its children where the federation's folder is."""
+"""Environment variable by which `serve` passes the federation's folder to its child processes."""
 
 RunSummary = dict[str, Any]
 
@@ -70,14 +70,14 @@ def run_experiment(
     build: PlanBuilder = build_plan,
     tell: Report = lambda line: None,
 ) -> Iterator[Round]:
-    """Run an experiment among the sites of a transport; each round is on the disk before it is yielded.
+    """Run an experiment on the sites of a transport. Each round is on disk before it is yielded.
 
     If `folder` holds a part of this run, it is resumed. A site that is lost or refuses stops the run with an error,
     after which it can be resumed, or misses the round, as `experiment.on_party_error` says. A round of an asynchronous
     method is one arrival; a site that refuses is asked again after `pause` seconds. `serials` is a file for all runs of
-    a federation, by which a site that was restored from an older copy is noticed in a new run as well. `absent` names
-    sites that are not asked in a round, `build` makes program and reduction as each site does, `tell` gets a line for
-    each step of an agreement on words.
+    a federation, by which a site that was restored from an older backup is detected in later runs too. `absent` names
+    sites that are not asked in a round, `build` makes program and reduction as each site does, and `tell` receives a
+    line for each step of an agreement on words.
     """
     n_parties, rule = len(transport.names()), experiment.text_rule
     plan = build(experiment.told(), n_parties, roster)
@@ -85,7 +85,7 @@ def run_experiment(
     coordinator = Coordinator(transport, folder, run, experiment.told(), timeout, serials)
     if (Journal if experiment.is_asynchronous else ArrivalsJournal)(folder).path.exists():
         kind = "a synchronous" if experiment.is_asynchronous else "an asynchronous"
-        raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
+        raise ParameterError(f"{folder} has another run: {kind} run. Choose another folder.")
     reduction = plan.reduction
     if rule is not None:
         reduction = agree_on_vocabulary(coordinator, rule, plan, schedule.seed, tell)
@@ -97,20 +97,20 @@ def run_experiment(
 
 
 def has_started(folder: Path) -> bool:
-    """Whether a site has answered the start of the run in the server's folder, or that of its agreement on words."""
+    """Whether a site has accepted the start of the run in this folder, or of its agreement on words."""
     found = [record for record in (load_run_state(folder), Journal(folder / AGREEMENT).load()) if record is not None]
     return any(record.started or record.restarted or record.index for record in found)
 
 
 def load_run_state(folder: Path) -> RunState | None:
-    """A run as it stands in the server's folder, of either kind; None where none has begun."""
+    """Load the state of a run, synchronous or asynchronous; None if none has started."""
     return ArrivalsJournal(folder).load() or Journal(folder).load()
 
 
 def run_over_flower(grid: Any, name: str) -> None:
-    """Begin or resume a run of the federation that this process serves, over Flower."""
+    """Start or resume a run over Flower, of the federation that this process serves."""
     if FEDERATION not in os.environ:
-        raise ParameterError("This is for the server of a federation: partsong federation serve.")
+        raise ParameterError("This app runs at the server of a federation. Start it with: partsong federation serve")
     server = ServerFolder.at(Path(os.environ[FEDERATION]))
     run_on_transport(lambda: server.signed(FlowerTransport(grid, site_nodes(server))), server, server.known_run(name))
 
@@ -118,35 +118,35 @@ def run_over_flower(grid: Any, name: str) -> None:
 def run_on_transport(
     opened: Callable[[], Transport], server: ServerFolder, place: RunPlace, tell: Report = lambda line: None
 ) -> RunSummary:
-    """Begin or resume a run by `run_experiment`; progress, model and result are written into its folder."""
-    with held(place.lock, f"Run {place.name!r} is being worked on by another process"):
+    """Start or resume a run by `run_experiment`, and write progress, model and result into its folder."""
+    with held(place.lock, f"Run {place.name!r} is in use by another process"):
         forget_failure(place)
         began = time.perf_counter()
 
         def tell_waiting(line: Mapping[str, Any]) -> None:
-            with suppress(OSError):  # it is for people alone, and no reason to end a run
+            with suppress(OSError):  # information for people, and no reason to end a run
                 append_line(place.state / WAITING, line)
             tell(line)
 
         try:
-            told = _run_to_end(ReportingTransport(opened(), tell_waiting), server, place, tell)
+            result = _run_to_end(ReportingTransport(opened(), tell_waiting), server, place, tell)
         except Exception as error:
             if isinstance(error, MemoryError):
                 error = ParameterError(
-                    f"The server's memory is not enough for rank = {Experiment.read(place.experiment).rank} and the "
-                    "columns that sites have agreed on: it holds some matrices of rank × columns. Begin a run with a "
-                    "smaller rank, or on a machine with more memory."
+                    f"The server has too little memory for rank = {Experiment.read(place.experiment).rank} and the "
+                    "agreed columns: it keeps several matrices of rank × columns. Start a run with a smaller rank, or "
+                    "use a machine with more memory."
                 )
             failed = {"status": "failed", "type": type(error).__name__, "error": str(error)}
             _write_json(place.result, {**failed, "notes": list(getattr(error, "__notes__", ()))})
             raise error
-        told = {"status": "done", **told, "seconds": round(time.perf_counter() - began, 3)}
-        _write_json(place.result, told)
-        return told
+        result = {"status": "done", **result, "seconds": round(time.perf_counter() - began, 3)}
+        _write_json(place.result, result)
+        return result
 
 
 def site_nodes(server: ServerFolder) -> dict[str, int]:
-    """The node of every site; ParameterError where one was not registered."""
+    """Return the node of every site; ParameterError if one is not registered."""
     nodes = {site: server.node_of(site) for site in server.cards()}
     lacking = sorted(site for site, node in nodes.items() if node is None)
     if lacking:
@@ -157,15 +157,17 @@ def site_nodes(server: ServerFolder) -> dict[str, int]:
 
 
 def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
-    """Program and reduction, with the federation's roster; ParameterError where they cannot be run here: k × k numbers,
-    as in W_pᵀW_p or H Hᵀ, need more than this machine's memory, or the parts of the experiment do not go together.
+    """Build program and reduction with the federation's roster.
+
+    ParameterError if k × k numbers, as in W_pᵀW_p or H Hᵀ, exceed this machine's memory, or if the experiment's
+    settings are incompatible.
     """
     memory = physical_memory()
-    if memory is not None and experiment.rank > (most := math.isqrt(memory // 8)):
+    if memory is not None and experiment.rank > (limit := math.isqrt(memory // 8)):
         raise ParameterError(
-            f"rank = {str(experiment.rank)[:40]} is too large: rank × rank numbers have no room in the "
-            f"{memory / 2**30:.3g} GiB of memory of this machine, where {most} is the most. Choose far less: no more "
-            "than sites have columns."
+            f"rank = {str(experiment.rank)[:40]} is too large: rank × rank numbers do not fit into the "
+            f"{memory / 2**30:.3g} GiB of memory of this machine, which allow at most {limit}. Use a much smaller "
+            "rank, at most the number of columns."
         )
     roster = dict(server.roster().keys)
     plan = build_plan(experiment.told(), len(roster), roster)
@@ -179,7 +181,7 @@ def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
             "secure_aggregation = false, which sites answer whose site.toml allows it."
         )
     try:
-        # The number of columns is not known yet, and the forms of uploads do not depend on it.
+        # The number of columns is not known yet; whether program and reduction are compatible does not depend on it.
         expected = plan.program.upload_spec(Layout(tuple(sorted(roster)), 1, experiment.seed))
         check_compatibility(plan.program, plan.reduction, expected)
     except CompositionError as error:
@@ -204,7 +206,9 @@ def _run_to_end(transport: Transport, server: ServerFolder, place: RunPlace, tel
 
 
 def build_model(experiment: Experiment, plan: Plan, record: RunState, public: Sequence[str] = ()) -> Model:
-    """H as the server knows it: columns by hashes, where their names are not public; errors and shares sites know."""
+    """Build the server's model: H, with hashes for columns whose names are not public. Only sites know errors
+    and shares.
+    """
     program: Any = plan.program
     settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -214,9 +218,9 @@ def build_model(experiment: Experiment, plan: Plan, record: RunState, public: Se
 
 
 def summarize_run(record: RunState) -> dict[str, Any]:
-    """How a run went: what it takes to repeat it in one process, and which sites have no result of it, and why.
+    """Summarize a run: what is needed to repeat it in one process, and which sites have no result, and why.
 
-    That is who missed which round, or the order of arrivals, with how often the work of a site could not be used.
+    To repeat it takes who missed which round, or the order of arrivals with the number of failed works of each site.
     """
     arrivals: dict[str, Any] = {}
     if isinstance(record, AsyncRunState):
@@ -240,17 +244,17 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 # ---- words of texts -------------------------------------------------------------------------------------------------
 #
-# In a run over texts sites agree on words first, in a run of its own that ends when they have.
+# In a run over texts, the sites first agree on words, in a run of its own.
 #
-# FOLDER          the run itself, over as many columns as words are left
-# FOLDER/words    the agreement, which can be killed and resumed as any run
+# FOLDER          the run itself; its columns are the agreed words
+# FOLDER/words    the agreement, which can be killed and resumed like any run
 
 
 def agree_on_vocabulary(coordinator: Coordinator, rule: TextRule, plan: Plan, seed: int, tell: Report) -> Reduction:
-    """Have the sites agree on the words of a rule, unless the run has begun after that; returns the run's reduction.
+    """Let the sites agree on words unless the run has already started; return the run's reduction.
 
-    Sums of the agreement are masked whatever the run's own are, over all sites. Masks of the run are among sites that
-    heard the same end of it. `tell` gets the line of each step.
+    Sums of the agreement are always masked, over all sites. Masks of the run itself require that all sites received the
+    same end of the agreement. `tell` receives the line of each step.
     """
     folder, reduction = coordinator.folder / AGREEMENT, plan.reduction
     if not any(journal(coordinator.folder).path.exists() for journal in (Journal, ArrivalsJournal)):
@@ -260,8 +264,8 @@ def agree_on_vocabulary(coordinator: Coordinator, rule: TextRule, plan: Plan, se
     agreed = Journal(folder).load()
     if agreed is None:
         raise FileError(
-            f"{folder} has no record of the agreement on words, without which signatures of masked sums cannot be "
-            "checked. Restore it from a backup, or begin a new run."
+            f"{folder} has no record of the agreement on words, which is needed to verify signatures of masked sums. "
+            "Restore it from a backup, or start a new run."
         )
     return bind_context(vocabulary_context(agreed.model["documents"], agreed.model["n_documents"][0]), reduction)
 
@@ -270,13 +274,13 @@ def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, s
     parties, run = len(coordinator.transport.names()), coordinator.name
     if run.endswith(SUFFIX) or not RUN_NAME.fullmatch(f"{run}{SUFFIX}"):
         raise ParameterError(
-            f"A run over texts has a name of at most {64 - len(SUFFIX)} letters, which does not end in {SUFFIX!r}; "
+            f"The name of a run over texts has at most {64 - len(SUFFIX)} letters and does not end in {SUFFIX!r}; "
             f"got {run!r}. Choose another name."
         )
     if parties < FEWEST_MASKED:
         raise ParameterError(
-            f"Sites agree on words by masked sums over at least {FEWEST_MASKED} of them, and there are {parties}: "
-            "each of two would know what the other has. Admit more sites, or run over tables."
+            f"An agreement on words needs masked sums over at least {FEWEST_MASKED} sites, but there are {parties}: "
+            "each of two sites would learn the other's counts. Admit more sites, or run over tables."
         )
 
     def require_enough(last: Message) -> None:
@@ -284,10 +288,10 @@ def _agree(coordinator: Coordinator, folder: Path, rule: TextRule, plan: Plan, s
         kept = rule.n_kept(documents, int(last["n_documents"][0]))
         if not kept:
             raise DataError(
-                f"No word meets the rule: {len(documents)} are in at least {rule.min_documents} documents at each of "
-                f"at least {rule.min_parties} sites, and none of them is in at most {rule.max_df:.0%} of all "
-                "documents. Ask for less in the table words, and begin a new run; or check that all sites have texts "
-                "of one language."
+                f"No word meets the rule: {len(documents)} words are in at least {rule.min_documents} documents at "
+                f"each of at least {rule.min_parties} sites, and none of them is in at most {rule.max_df:.0%} of all "
+                "documents. Relax the limits in the table words, then start a new run; or check that all sites have "
+                "texts of one language."
             )
         require_words(plan.program, kept)
 

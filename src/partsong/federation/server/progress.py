@@ -1,12 +1,12 @@
-"""What is told of a run while it is worked on: files of lines of JSON, which `status` and `run` follow.
+"""Progress files of a run (JSON lines), which `status` and `run` follow.
 
 progress.jsonl           a line for each exchange, in order
 state/words/steps.jsonl  a line for each step of an agreement on words
-state/waiting.jsonl      for whom the run waits: {"waiting": names, "answered": replies so far, "of": requests},
+state/waiting.jsonl      sites the run is waiting for: {"waiting": names, "answered": replies so far, "of": requests},
                          without the numbers in an asynchronous run
 
-They are for people; the record of a run is its journal. A process that is killed can leave an incomplete line, which
-the next line replaces.
+They are information for people; the record of a run is its journal. A killed process can leave an incomplete line,
+which the next line replaces.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from partsong.topics.agreement.protocol import DONE, FREQUENCIES, MOST_EXCHANGES
 
 WAITING = "waiting.jsonl"
 AGREEMENT, STEPS = "words", "steps.jsonl"
-"""The folder of an agreement on words, in that of its run, and the file of its steps."""
+"""The folder of an agreement on words, in the folder of its run, and the file of its steps."""
 NEXT_STEP = {
     TABLES: "tables of hashes",
     WORDS: "the words",
     FREQUENCIES: "documents with each word",
     DONE: "nothing",
 }
-UNKNOWN_FIGURES = "its process ended before it could tell of this exchange: bytes and seconds are not known"
+UNKNOWN_FIGURES = "the process ended before it could report this exchange: bytes and seconds are unknown"
 FIRST_PAUSE, MAX_PAUSE = 5.0, 120.0
-"""Seconds before the second line on waiting, and the longest between two; each pause is twice the one before."""
+"""Seconds before the second waiting line, and the longest pause; each pause is twice the one before."""
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line, in place of an incomplete one."""
+    """Append a line, replacing an incomplete one."""
     content = path.read_bytes() if path.exists() else b""
     with path.open("r+b" if content else "wb") as file:
         file.seek(_complete_bytes(content))
@@ -49,24 +49,24 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def _complete_bytes(content: bytes) -> int:
-    """Bytes up to the end of the last complete line."""
+    """Number of bytes up to the end of the last complete line."""
     return content.rfind(b"\n") + 1
 
 
 @dataclass(slots=True)
 class JsonLines:
-    """A file that grows, of which each line is read once."""
+    """Follows a growing file and reads each line once."""
 
     path: Path
     offset: int = 0
 
     @staticmethod
     def from_end(path: Path) -> JsonLines:
-        """Skip the complete lines that are there."""
+        """Start after the complete lines that exist now."""
         return JsonLines(path, _complete_bytes(path.read_bytes()) if path.exists() else 0)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """Complete lines that were not read yet."""
+        """Yield complete lines that were not read yet."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -80,18 +80,18 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class ProgressFile:
-    """progress.jsonl; `rounds` is how many exchanges there will be."""
+    """progress.jsonl; `rounds` is the expected number of exchanges."""
 
     path: Path
     rounds: int
 
     def append_round(self, done: Round) -> dict[str, Any]:
-        """Write the line of an exchange, which is in the journal already."""
+        """Append the line of an exchange that is already in the journal."""
         metrics = {name: float(value) for name, value in done.metrics.items()}
         return self._append(done.index + 1, {**_figures(done), "metrics": metrics})
 
     def catch_up(self, record: RunState | None) -> None:
-        """Write the line of the last exchange in the journal if the process was killed before it did."""
+        """Append the line of the journal's last exchange if the process was killed before it did."""
         lines = list(JsonLines(self.path).read_new())
         if record is None or record.index <= (lines[-1]["round"] if lines else 0):
             return
@@ -111,16 +111,16 @@ class ProgressFile:
 
 
 def _last_participants(record: RunState) -> list[str]:
-    """Who was in the last exchange: one site in an asynchronous run, and nobody where its work was refused."""
+    """Return the sites in the last exchange: one in an asynchronous run, none if its work failed."""
     if isinstance(record, AsyncRunState):
         return [] if record.index - 1 in record.faults else [record.order[-1]]
     return sorted(record.cohort or ())
 
 
 def append_step(path: Path, done: Round) -> dict[str, Any]:
-    """Write the line of a step, which is on the disk already.
+    """Append the line of a step that is already on disk.
 
-    A process that was killed between the two left the line before incomplete or missing; an incomplete one is replaced.
+    A process killed between the two leaves the line missing or incomplete; an incomplete line is replaced.
     """
     following = NEXT_STEP[AgreementStep.from_array(done.model["step"]).stage]
     line = {"step": done.index + 1, "steps": MOST_EXCHANGES, **_figures(done), "next": following}
@@ -140,9 +140,9 @@ def _figures(done: Round) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ReportingTransport:
-    """A transport that tells for whom it waits: at the first request, after some seconds, then ever more seldom.
+    """Wraps a transport and reports which sites it is waiting for: at the first request, then after growing pauses.
 
-    `pause` is until the next line but one, 0 before the first request.
+    `pause` is the pause after the next line, 0 before the first request.
     """
 
     transport: Transport
@@ -154,11 +154,11 @@ class ReportingTransport:
     pause: float = 0.0
 
     def names(self) -> tuple[str, ...]:
-        """Those of the transport."""
+        """Return the names of the sites."""
         return self.transport.names()
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> Mapping[str, bytes | NoReply]:
-        """As the transport does."""
+        """Send requests and wait for the replies."""
         self.batch_size = len(requests)
         try:
             return ask_all(self, requests, timeout)
@@ -166,7 +166,7 @@ class ReportingTransport:
             self.batch_size = 0
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Hand requests over."""
+        """Send requests."""
         self.transport.push(requests, timeout)
         if requests:
             self.pending |= requests.keys()
@@ -175,14 +175,14 @@ class ReportingTransport:
             self.pause = self.first if is_first else 2 * self.first
 
     def next_reply(self, timeout: float) -> SiteReply | None:
-        """The next reply; whom it waits for is told meanwhile."""
+        """Return the next reply, and report meanwhile which sites are pending."""
         until = time.monotonic() + timeout
         while True:
             end = min(until, self.report_at) if self.pending else until
-            heard = self.transport.next_reply(max(0.0, end - time.monotonic()))
-            if heard is not None:
-                self.pending.discard(heard[0])
-                return heard
+            arrival = self.transport.next_reply(max(0.0, end - time.monotonic()))
+            if arrival is not None:
+                self.pending.discard(arrival[0])
+                return arrival
             now = time.monotonic()
             if now >= until or now < end:
                 return None
@@ -193,6 +193,6 @@ class ReportingTransport:
             self.report({"waiting": sorted(self.pending), **answered})
 
     def cancel(self) -> Mapping[str, NoReply]:
-        """As the transport does."""
+        """Withdraw all pending requests."""
         self.pending.clear()
         return self.transport.cancel()

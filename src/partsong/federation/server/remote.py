@@ -1,8 +1,7 @@
-"""The network of a synchronous federation: requests to sites, and what is on disk before and after each of them.
+"""Network of a synchronous federation: requests to sites, and the writes before and after each of them.
 
-The rules of a round are those of `engines.rounds.run_rounds`. Here is what only a federation has: a server that is
-killed between two writes resumes with the same requests, so that sites send the same bytes and the run ends with the
-same model.
+`engines.rounds.run_rounds` runs the rounds. This module adds what only a federation needs: a server that is killed
+between two writes resumes with the same requests, so that sites send the same bytes and the run gives the same model.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from partsong.federation.server.state import Absence, Journal, RunState, Unrecei
 from partsong.federation.wire import Kind, Nonce
 
 NOT_ASKED = "not asked for this sum"
-SCHEDULED_ABSENCE = "It misses this round by the schedule with which the run was resumed."
-LOST_FILES = "it has lost its files of this run, and is started again before the next round"
+SCHEDULED_ABSENCE = "The schedule with which the run was resumed leaves it out of this round."
+LOST_FILES = "it has lost its files of this run, and is restarted before the next round"
 STALE = ("out-of-step", "out-of-turn", "conflict")
-"""Codes of a site that was started again, about what it answered before."""
+"""Codes of a restarted site for requests that it answered before."""
 RESTARTED_SITE = (
-    "A site that has lost its files after it had answered in this round cannot be in its sum any more: if there is "
-    "none without it, begin a new run, under another name and with another seed."
+    "A site that has lost its files after it answered in this round can no longer be in its sum. If the sum needs it, "
+    "start a new run with another name and another seed."
 )
 
 
 class RemoteRounds:
-    """The sites that `client` reaches; `run` is the run after its last whole round, as the journal has it.
+    """The sites that `client` reaches. `run` is the state after the last complete round, as in the journal.
 
-    The states of parties stay at the sites. Under "raise" an error of a site ends the run, which can be resumed; a site
+    Party states stay at the sites. With on_error="raise" an error of a site ends the run, which can be resumed; a site
     that has lost its files of the run misses the round in any case.
     """
 
@@ -68,13 +67,13 @@ class RemoteRounds:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The coordinator sends sites the end of the run; they are sent no errors."""
+        """Sites are sent the end of the run by the coordinator, and no errors."""
         yield
 
     def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
-        """Start sites that are not started yet. Write the attempt, or return the one under way on the disk.
+        """Start sites that have not started. Write the attempt, or return the unfinished one on disk.
 
-        Where nothing of that was summed, the sites that miss the round by the schedule of now leave it.
+        If nothing of that was summed, sites that the current schedule leaves out are removed from it.
         """
         if attempt.attempt > 0:
             return self._open_attempt(attempt, {}, first)
@@ -92,7 +91,7 @@ class RemoteRounds:
     def _open_attempt(
         self, attempt: RoundAttempt, missing: Mapping[str, PartsongError], first: Callable[[tuple[str, ...]], int]
     ) -> RoundAttempt:
-        """Write the attempt, without the sites that could not be started."""
+        """Write the attempt without the sites that could not be started."""
         asked = tuple(name for name in attempt.asked if name not in missing)
         refused = {**attempt.refused, **{name: missing[name] for name in attempt.asked if name in missing}}
         if not asked:
@@ -100,12 +99,12 @@ class RemoteRounds:
         fewest: int = getattr(self._reduction, "fewest", 1)
         if len(asked) < fewest:
             raise TooFewParties(
-                f"Only {len(asked)} sites ({', '.join(asked)}) could be asked for the sum of round {attempt.index}, "
-                f"and {fewest} are needed. {format_missing_sites(self.layout.parties, asked, refused)} Nothing of it "
+                f"Only {len(asked)} sites ({', '.join(asked)}) are available for the sum of round {attempt.index}, "
+                f"but {fewest} are needed. {format_missing_sites(self.layout.parties, asked, refused)} Nothing of it "
                 "was sent; resume the run once the others are back."
                 + (f" {RESTARTED_SITE}" if self.run.restarted - set(asked) else "")
             )
-        phase = 0 if self.run.restarted & set(asked) else first(asked)  # a site that was restarted has no keys
+        phase = 0 if self.run.restarted & set(asked) else first(asked)  # a restarted site has no keys
         opened = replace(attempt, asked=asked, first=phase, refused=refused)
         self._journal.save_attempt(opened)
         return self._begin_attempt(opened)
@@ -116,10 +115,10 @@ class RemoteRounds:
         return attempt
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
-        """Serve the answers on the disk; else those of the sites, which are written once they are accepted."""
+        """Serve the answers on disk, or else those of the sites, which are written once accepted."""
         found = self._journal.load_answers(self._attempt, ask.phase)
-        answers, unheard = self._collect_answers(ask) if found is None else found
-        self._unreceived = {**self._unreceived, **unheard}
+        answers, unreceived = self._collect_answers(ask) if found is None else found
+        self._unreceived = {**self._unreceived, **unreceived}
         self._reasons |= answers.faults
         if ask.kind == "reduce":
             self._dropouts |= {name: ask.phase for name in ask.names if name not in answers.messages}
@@ -127,14 +126,14 @@ class RemoteRounds:
             served = serve(answers)
         except TooFewParties as error:
             raise self._explain(error, answers) from error
-        # Uploads of an open sum are not written: their sites send the same bytes again.
+        # Uploads of a plain sum are not written: the sites can send the same bytes again.
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
         if found is None and is_kept and not served.must_restart:
-            self._journal.save_answers(self._attempt, ask.phase, answers, unheard)
+            self._journal.save_answers(self._attempt, ask.phase, answers, unreceived)
         return served
 
     def _collect_answers(self, ask: Ask) -> tuple[Answers, UnreceivedWork]:
-        """What sites answer now; those that miss the round by the schedule of now are not asked."""
+        """Ask the sites, except those that the current schedule leaves out."""
         names = [name for name in ask.names if name in self._invited]
         responses = self._ask(ask, names) if names else Responses(self._client.on_party_error)
         planned = {name: PartyError(SCHEDULED_ABSENCE) for name in ask.names if name not in names}
@@ -159,33 +158,33 @@ class RemoteRounds:
         return responses
 
     def _save_lost(self, lost: frozenset[str]) -> None:
-        """A site that has lost its files is started again before the next round, even if this one ends in an error."""
+        """Record sites that have lost their files: they restart before the next round, even if this one fails."""
         if lost - self._lost:
             self._lost |= lost
             self._journal.save(replace(self.run, seen=dict(self._client.seen)).after_lost_files(self._lost))
 
     def _excused_sites(self, responses: Responses) -> frozenset[str]:
-        """Sites that miss this round whatever errors lead to: their files are lost, and what they had answered too."""
+        """Return sites that miss this round regardless of on_error, because their files and answers are lost."""
         stale = {name for name, refusal in responses.refusals.items() if refusal.code in STALE}
         return responses.lost | (self.run.restarted & stale)
 
     def _explain(self, error: TooFewParties, answers: Answers) -> TooFewParties:
-        """The same error, which says which sites were left out and why."""
+        """Return the error with the sites that were left out, and why."""
         reasons = {**self._reasons, **dict.fromkeys(self._lost, LOST_FILES)}
         sentence = format_missing_sites(self.layout.parties, answers.messages, reasons)
         is_final = bool(self._lost | self.run.restarted)
         return TooFewParties(" ".join(filter(None, (str(error), sentence, RESTARTED_SITE if is_final else ""))))
 
     def sum(self, ask: Ask, aggregation: Aggregation) -> None:
-        """There is no collective operation between sites."""
+        """Do nothing: sites have no collective operations."""
 
     def seen(self) -> Mapping[str, Message]:
-        return {}  # a coordinator records no traffic
+        return {}  # the coordinator records no traffic
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, object]:
-        """Write the run with this round, which is over then."""
+        """Write the run after this round, which completes it."""
         attempt, run = self._attempt, self.run
-        # What such a site sent before the server was killed is in the sum, and no history of the site as it is now.
+        # The sum has what such a site sent before it lost its files, but its new history does not.
         stale = run.restarted.intersection(worked, self._dropouts)
         absence = Absence(tuple(name for name in run.layout.parties if name not in worked), dict(self._dropouts))
         release = self._program.traits.release
@@ -213,7 +212,7 @@ class RemoteRounds:
 
 
 def format_missing_sites(parties: Collection[str], included: Collection[str], reasons: Mapping[str, object]) -> str:
-    """A sentence on all sites that are missing; empty where none is."""
+    """Return a sentence that lists all missing sites with reasons; empty if none is missing."""
     missing = sorted(set(parties) - set(included))
     listed = "; ".join(f"{name!r} ({str(reasons.get(name, NOT_ASKED)).rstrip('.')})" for name in missing)
     return f"{len(missing)} of {len(parties)} sites were left out: {listed}." if missing else ""

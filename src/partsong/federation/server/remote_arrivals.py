@@ -1,8 +1,8 @@
-"""The network of an asynchronous federation: every site has one request out, and each reply is on disk when it counts.
+"""Network of an asynchronous federation: one pending request per site; a reply is on disk before it counts.
 
-The rules of an arrival are those of `engines.arrivals.run_arrivals`. A site is first sent the start of the run, then
-one piece of work after another, each with a number of its own. Its request stays the same until it has answered, so
-that the models depend on the order of arrivals alone, also where a process is killed.
+`engines.arrivals.run_arrivals` processes arrivals. A site first receives the start of the run, then one numbered work
+item after another. Its request stays the same until it has answered. So the models depend only on the order of
+arrivals, even if a process is killed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from partsong.federation.transports.base import NoReply
 from partsong.federation.wire import RESUME, Kind, Nonce, Refusal, Request, error_from_refusal, recovery_advice
 
 WORK_ERRORS = (DivergenceError, UploadError)
-"""Errors of the work itself. The same work would fail again, and so its site is sent the newest model."""
+"""Errors of the work itself. The same work would fail again, so the site is sent the newest model."""
 
 MAX_WORK_ERRORS = 3
-"""Failed works in a row after which a site is asked for no more until the run is resumed."""
+"""Consecutive failed works after which a site gets no more requests until the run is resumed."""
 
 FINISH_TIMEOUT = 30.0
 """Seconds that missing sites have to receive the end of a run."""
 
 
 class RunFilesLost(SiteLost):
-    """A site does not know the run any more, although it was started in it."""
+    """A site no longer knows the run that it had started."""
 
 
 class RemoteArrivals:
-    """The sites that `client` reaches; `run` is the run after its last arrival, as the journal has it.
+    """The sites that `client` reaches. `run` is the state after the last arrival, as in the journal.
 
-    The run is over after so many `uploads`, after `time_budget` seconds, or once as many arrivals as there are sites
-    have moved H by no more than `tol` of its norm.
+    The run ends after `uploads` uploads, after `time_budget` seconds, or once as many consecutive arrivals as there are
+    sites have together moved H by at most `tol` of its norm.
     """
 
     has_ended = False
@@ -72,7 +72,7 @@ class RemoteArrivals:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """No request stays out when the run is left."""
+        """Withdraw all requests on exit."""
         try:
             yield
         finally:
@@ -87,7 +87,7 @@ class RemoteArrivals:
         return bool(run.without_result) or is_full or is_late or is_still
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
-        """Write a new run, and wait for the start of all sites that were heard in its set-up."""
+        """Write a new run, and start all sites that took part in its set-up."""
         if not self.run.pieces:
             self.run = replace(self.run, pieces=point.items)
             self._journal.save(self.run)
@@ -96,14 +96,14 @@ class RemoteArrivals:
         return self.run.checkpoint
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
-        """Ask every site that has no request and does not rest for its piece of the run, or to start."""
+        """Send every idle site its work item, or the start of the run."""
         requests = {name: self._request(name) for name in self._pending.idle_sites(self.run.layout.parties)}
         self._transport.push({name: request.to_bytes() for name, request in requests.items()}, math.inf)
         for name, request in requests.items():
             self._pending.send(name, request.nonce)
 
     def next(self) -> Arrival | None:
-        """The arrival that the next reply makes; None where it makes none, or a site is due before any has come."""
+        """Wait for the next reply. Returns its arrival; None if it is none, or if a site is due before any reply."""
         self.send(self.run.pieces)
         pending, run, overdue = self._pending, self.run, self._pending.overdue()
         until = None if self._time_budget is None else self._began + self._time_budget
@@ -132,10 +132,13 @@ class RemoteArrivals:
         return None
 
     def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
-        """Write the run with this arrival. A site whose work has failed too often in a row is asked for no more."""
+        """Write the run after this arrival. A site with too many consecutive failures gets no more requests."""
         before, name, after = self.run, arrival.name, done.checkpoint
         assert isinstance(after, AsyncCheckpoint)
-        pieces = {**before.pieces, name: after.items[name]}  # others may have new pieces here: their files were lost
+        pieces = {
+            **before.pieces,
+            name: after.items[name],
+        }  # other sites may have new work items, because their files were lost
         faults, counted, moves = before.faults, before.counted, before.moves
         if isinstance(arrival.sent, PartsongError):
             faults = {**faults, done.index: str(arrival.sent)}
@@ -166,7 +169,7 @@ class RemoteArrivals:
     def close(self) -> None:
         """Send all sites the end of the run.
 
-        A site at work receives it after that. A missing site is not waited for; it has no result, and is sent the end
+        A busy site receives it afterwards. A missing site is not waited for: it has no result, and is sent the end
         again when the run is resumed.
         """
         self._require_arrivals()
@@ -190,7 +193,7 @@ class RemoteArrivals:
         return self._client.request(name, Nonce(run.run, piece.number, 0, Kind.WORK), piece.model, note)
 
     def _read(self, name: str, nonce: Nonce, reply: bytes | NoReply) -> Message:
-        """What was asked for; else the error, of a kind in `WORK_ERRORS` only where it is about the work itself."""
+        """Return the requested message or raise the error; `WORK_ERRORS` only if the work itself failed."""
         before = dict(self._client.seen)
         try:
             read = self._client.read(name, nonce, reply)
@@ -213,15 +216,15 @@ class RemoteArrivals:
         self._journal.save(self.run)
 
     def _require_arrivals(self) -> None:
-        """A run without a single upload has no model, and is not over at the sites."""
+        """Raise if the run has no usable upload: it has no model then, and must not be ended at the sites."""
         run = self.run
         if run.index > len(run.faults):
             return
         reasons = {run.order[at]: why for at, why in run.faults.items()} | self._pending.missing()
         listed = "; ".join(f"{name}: {why}" for name, why in sorted(reasons.items())) or "no site has answered in time"
         raise PartyError(
-            f"Nothing that can be used has arrived in run {run.run!r} ({listed}). There is no model but the one that "
-            "it began with. Mend these sites and resume the run, with a larger time_budget where it has one."
+            f"No usable upload has arrived in run {run.run!r} ({listed}), so it has only its first model. Fix these "
+            "sites, then resume the run, with a larger time_budget if it has one."
         )
 
     def _move(self, before: State, after: State) -> float:
@@ -235,12 +238,12 @@ class RemoteArrivals:
 
 @dataclass(slots=True)
 class PendingRequests:
-    """Requests that are out, and when a site counts as lost.
+    """Pending requests, and when a site counts as lost.
 
-    A site that refuses is asked again after `pause` seconds, one that does not answer is lost after `timeout` of them.
-    If errors are strict, either ends the run; else the others go on while there is one. `out`: what a site is asked
-    for, and since when. `resting`: until when it is not asked. `faults`: why its last request failed. `passed`: replies
-    of others since it was overdue.
+    A site that refuses is asked again after `pause` seconds. A site that does not answer within `timeout` seconds is
+    lost. If `is_strict`, either ends the run; otherwise it continues while a site is left. `pending`: the request of a
+    site, and since when. `paused`: until when a site is not asked. `faults`: why its last request failed.
+    `replies_since`: replies of other sites since it was overdue.
     """
 
     timeout: float
@@ -252,20 +255,20 @@ class PendingRequests:
     replies_since: Counter[str] = field(default_factory=Counter)
 
     def idle_sites(self, names: Sequence[str]) -> list[str]:
-        """Sites that have no request, and do not rest."""
+        """Return sites without a pending request that are not paused."""
         now = time.monotonic()
         self.paused = {name: due for name, due in self.paused.items() if due > now}
         return [name for name in names if name not in self.pending and name not in self.paused]
 
     def send(self, name: str, nonce: Nonce) -> None:
-        """A request is out from now on."""
+        """Record a pending request."""
         self.pending[name] = nonce, time.monotonic()
 
     def complete(self, name: str, overdue: frozenset[str], n_sites: int) -> Nonce:
-        """Which request was answered.
+        """Remove and return the request that was answered.
 
-        A site that was overdue before is lost once all others may have been heard since: replies that have come at the
-        same time are handed out one by one.
+        An overdue site is lost only after more replies than there are sites: replies that arrive together are processed
+        one by one.
         """
         nonce, _ = self.pending.pop(name)
         self.replies_since = Counter({other: self.replies_since[other] + 1 for other in overdue - {name}})
@@ -275,19 +278,19 @@ class PendingRequests:
         return nonce
 
     def expire(self, index: int) -> None:
-        """No site has answered: those that are overdue are lost."""
+        """Declare overdue sites lost, after a wait without replies."""
         overdue = self.overdue()
         for name in sorted(overdue):
             self.excuse(name, self._lost_error(name))
         self._require_active(index, overdue)
 
     def postpone(self, name: str, error: PartsongError, index: int, seconds: float) -> None:
-        """A site is sent nothing for so many seconds, if others go on."""
+        """Pause a site for some seconds, if others are active."""
         self.paused[name], self.faults[name] = time.monotonic() + seconds, error
         self._require_active(index)
 
     def excuse(self, name: str, error: PartsongError) -> PartsongError:
-        """The error, where its site may miss this; raised where errors are strict."""
+        """Return the error of a site; raise it if errors are strict."""
         if self.is_strict:
             ways = list(getattr(error, "__notes__", ())) or [RESUME]
             error.__notes__ = [f"(site {name!r})", *ways]
@@ -295,17 +298,17 @@ class PendingRequests:
         return error
 
     def missing(self) -> dict[str, str]:
-        """Sites that are not there at the moment, and why."""
+        """Return the sites that are missing now, and why."""
         lost = {name: self._lost_error(name) for name in self.overdue()}
         return {name: str(why) for name, why in {**lost, **self.faults}.items()}
 
     def overdue(self) -> frozenset[str]:
-        """Sites that were asked too long ago."""
+        """Return sites whose request is older than the timeout."""
         until = time.monotonic() - self.timeout
         return frozenset(name for name, (_, since) in self.pending.items() if since <= until)
 
     def max_wait(self, until: float | None, overdue: frozenset[str]) -> float:
-        """Seconds until something has to be done even if no site answers."""
+        """Return the seconds until action is needed even without a reply."""
         if overdue and self.is_strict:
             return 0.0
         now, dues = time.monotonic(), [due for due in self.paused.values() if due < math.inf]
@@ -314,7 +317,7 @@ class PendingRequests:
         return max(0.0, min(dues, default=now) - now)
 
     def _require_active(self, index: int, overdue: frozenset[str] = frozenset()) -> None:
-        """Raise where no request is out but those that are overdue."""
+        """Raise if no request is pending but overdue ones."""
         if self.pending.keys() <= overdue:
             faults = {**{name: self._lost_error(name) for name in overdue}, **self.faults}
             error = no_party_left_error({name: faults[name] for name in sorted(faults)}, index)
@@ -322,4 +325,4 @@ class PendingRequests:
             raise error
 
     def _lost_error(self, name: str) -> SiteLost:
-        return no_reply_error(name, self.pending[name][0], "nothing came in time")
+        return no_reply_error(name, self.pending[name][0], "no reply in time")

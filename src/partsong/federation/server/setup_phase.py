@@ -1,4 +1,4 @@
-"""The set-up of a run: which sites are there, on which columns they agree, and what each of them starts with."""
+"""Set-up of a run: find the sites, agree on columns, and start each site."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Run = TypeVar("Run", bound=RunState)
 def negotiate(
     name: str, experiment: Mapping[str, Any], program: Program, schedule: Schedule, client: SiteClient
 ) -> RunState:
-    """A new run: the sites agree on columns by hashes, and the layout follows."""
+    """Set up a new run: the sites agree on columns by hashes, from which the layout follows."""
     names = tuple(sorted(client.transport.names()))
     if not names:
-        raise ParameterError("A federation needs at least one site; the transport knows none.")
+        raise ParameterError("The transport has no sites. Admit at least one site.")
     proposal = {"experiment": dict(experiment), "parties": list(names)}
     hello = _require_shared_key(client, name, proposal, _hello(client, name, proposal, names))
     hello.require_some("hello", 0)
@@ -36,24 +36,24 @@ def negotiate(
 
 
 def require_same_sites(run: RunState, names: Collection[str]) -> None:
-    """Refuse other sites than those that the run was begun with."""
+    """Refuse a change of sites since the run started."""
     gone, new = sorted(set(run.layout.parties) - set(names)), sorted(set(names) - set(run.layout.parties))
     if gone or new:
         changes = [f"gone: {', '.join(gone)}"] if gone else []
         changes += [f"new: {', '.join(new)}"] if new else []
         raise ParameterError(
-            f"The sites have changed since run {run.run!r} was begun ({'; '.join(changes)}), and it is resumed with "
-            "the same ones only. Begin a new run, under another name and with another seed. Sites that are admitted do "
-            "not end a run under way, but one that is broken off is not resumed after that."
+            f"The sites have changed since run {run.run!r} started ({'; '.join(changes)}), and a run is resumed only "
+            "with the same sites. Start a new run with another name and another seed. Admitting a site does not end an "
+            "active run, but prevents resuming it later."
         )
 
 
 def start_sites(
     client: SiteClient, run: Run, keep: Callable[[Run], None], among: Collection[str] | None = None
 ) -> tuple[Run, dict[str, PartsongError]]:
-    """Start the sites `among` these (None: all) that are not started yet; returns the errors of those that cannot.
+    """Start the sites `among` these (None: all) that have not started. Returns the errors of those that cannot.
 
-    Sites that have started are kept before an error ends the run: its settings cannot change from then on.
+    Started sites are recorded before an error ends the run, because its settings can no longer change then.
     """
     names = run.layout.parties if among is None else sorted(among)
     new = tuple(name for name in names if name not in run.started)
@@ -73,17 +73,18 @@ def start_sites(
             for name, counts in sorted(lacking.items())
         )
         raise FeatureError(
-            f"These sites hold other columns than most ({shown}). Which ones is in the log of each site. Bring them to "
-            'one list, or take columns = "common".'
+            f"These sites have other columns than most ({shown}). The log of each site names them. Use "
+            'the same columns at all sites, or set columns = "common".'
         )
     asked.require("start", run.index)
     return run, asked.faults
 
 
 def start_request(run: RunState) -> tuple[Nonce, Message, dict[str, Any]]:
-    """Nonce, body and note that start a run at a site.
+    """Return nonce, body and note of the start request.
 
-    They stay the same bytes if the experiment has since been written with other digits for the same numbers.
+    They come from the stored run, so that the bytes stay the same even if the experiment file now writes the same
+    numbers with other digits.
     """
     layout = {"parties": list(run.layout.parties), "n_features": run.layout.n_features}
     layout |= {"seed": run.layout.seed, "dtype": run.layout.dtype}
@@ -92,9 +93,9 @@ def start_request(run: RunState) -> tuple[Nonce, Message, dict[str, Any]]:
 
 
 def send_column_names(client: SiteClient, run: RunState, lacking: str) -> bool:
-    """Have a site that was started, and so holds the agreed columns, send another the names of those that it lacks.
+    """Let a started site, which has the agreed columns, send another site the names of those that it lacks.
 
-    Returns whether one has. Without a roster all decline.
+    Returns whether one did. Without a roster all sites decline.
     """
     proposal = {"experiment": dict(run.experiment), "parties": list(run.layout.parties)}
     ask, tell, read = (Nonce(run.run, kind=Kind.NAMES, phase=phase) for phase in (ASK, TELL, READ))
@@ -112,30 +113,30 @@ def send_column_names(client: SiteClient, run: RunState, lacking: str) -> bool:
 
 
 def _rule(experiment: Mapping[str, Any]) -> str:
-    """Which columns are agreed on."""
+    """The rule by which columns are agreed on."""
     return str(experiment.get("columns", SAME))
 
 
 def _hello(client: SiteClient, run: str, proposal: Mapping[str, Any], names: tuple[str, ...]) -> Responses:
-    """Ask sites whether they would take part in what is proposed, and which columns they hold."""
+    """Ask sites whether they would take part, and for hashes of their columns."""
     return client.ask(names, Nonce(run, kind=Kind.HELLO), note=proposal).check_messages(_require_columns)
 
 
 def _require_columns(name: str, offer: Message) -> None:
-    """Refuse an offer that is not one list of different hashes."""
+    """Refuse an offer that is not one list of distinct hashes."""
     try:
         is_sound = set(offer.arrays) == {"columns"} and bool(listed(offer["columns"]))
     except ParameterError:
         is_sound = False
     if not is_sound:
         raise UploadError(
-            f"Site {name!r} has not told its columns as one list of different hashes: nothing of it was used. Look at "
-            "the partsong that is installed there."
+            f"Site {name!r} has not sent its columns as one list of distinct hashes, so its reply was not used. Check "
+            "the version of partsong at the site."
         )
 
 
 def _require_shared_key(client: SiteClient, run: str, proposal: Mapping[str, Any], hello: Responses) -> Responses:
-    """The same responses, after sites whose shared key is not that of most were sent its mark, and have refused."""
+    """Return the responses after sending the most common key's mark to sites with another shared key, which refuse."""
     marks = {name: str(note.get("shared_key", "")) for name, note in hello.notes.items()}
     strangers, usual = strangers_in(marks)
     if not strangers:

@@ -1,4 +1,4 @@
-"""Requests to several sites at once: what each of them answers, or the error of each that does not."""
+"""Send requests to several sites at once; collect each site's answer or error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partsong.federation.wire import Nonce, Refusal, Reply, Request, error_from_
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """Messages in name order, notes beside them, refusals, and the errors of all sites that sent no message."""
+    """Messages and notes in name order, refusals, and the errors of all sites that sent no message."""
 
     on_party_error: str
     inbox: dict[str, Message] = field(default_factory=dict)
@@ -31,20 +31,20 @@ class Responses:
 
     @property
     def unreceived(self) -> UnreceivedWork:
-        """Works of earlier rounds that count at their sites, although the server did not receive them."""
+        """Work of earlier rounds that counts at its site, although the server did not receive it."""
         found: dict[str, list[Attempt]] = {}
         for name in self.inbox:
-            with suppress(msgspec.ValidationError):  # a site may send anything, and mostly sends none
+            with suppress(msgspec.ValidationError):  # usually absent; a site may send anything
                 found[name] = msgspec.convert(self.notes[name].get("alone"), list[tuple[Count, Count]])
         return found
 
     @property
     def lost(self) -> frozenset[str]:
-        """Sites that do not know the run any more, although they were started in it."""
+        """Sites that no longer know the run that they had started."""
         return frozenset(name for name, refusal in self.refusals.items() if refusal.code == "not-started")
 
     def require(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
-        """Raise the first error where errors stop the run; sites that are `excused` miss the round instead."""
+        """Raise the first error if errors end the run, except for sites that are `excused`."""
         faults = {name: error for name, error in self.faults.items() if name not in excused}
         if faults and self.on_party_error == "raise":
             name, error = next(iter(faults.items()))
@@ -53,13 +53,13 @@ class Responses:
             raise error
 
     def require_some(self, stage: str, index: int, excused: Collection[str] = ()) -> None:
-        """Raise also where no message has come."""
+        """Like `require`, and raise if there is no message at all."""
         self.require(stage, index, excused)
         if not self.inbox:
             raise no_party_left_error(self.faults, index)
 
     def check_messages(self, check: Callable[[str, Message], None]) -> Responses:
-        """The same, with an error in place of each message that does not pass."""
+        """Return the responses with an error in place of each message that fails the check."""
         faults, inbox = dict(self.faults), dict[str, Message]()
         for name, message in self.inbox.items():
             try:
@@ -75,8 +75,8 @@ class Responses:
 class SiteClient:
     """The server's end of a transport.
 
-    `seen` has the largest serial number of each site, and `counters` keeps it for later runs. `informed` are sites that
-    were sent the names of the columns that they lack.
+    `seen` has the largest serial number of each site, which `counters` stores for later runs. `informed` has the sites
+    that were sent the names of columns that they lack.
     """
 
     transport: Transport
@@ -95,8 +95,8 @@ class SiteClient:
         notes: Mapping[str, Mapping[str, Any]] | None = None,
         timeout: float | None = None,
     ) -> Responses:
-        """One exchange; `note` goes to all, `notes` to each. It lasts at most `timeout` seconds, by default the usual
-        ones.
+        """Run one exchange of at most `timeout` seconds (default: `self.timeout`). `note` goes to all sites, `notes` to
+        each.
         """
         common, own = note or {}, notes or {}
         requests = {
@@ -106,7 +106,7 @@ class SiteClient:
         responses, before = Responses(self.on_party_error), dict(self.seen)
         for name in requests:
             try:
-                read = self.read(name, nonce, replies.get(name, NoReply("nothing was heard in time")))
+                read = self.read(name, nonce, replies.get(name, NoReply("no reply in time")))
             except PartyError as error:
                 responses.faults[name] = error
                 continue
@@ -120,26 +120,26 @@ class SiteClient:
         return responses
 
     def request(self, name: str, nonce: Nonce, body: Message, note: Mapping[str, Any]) -> Request:
-        """A request to a site, with the largest serial number that it has sent."""
+        """Build a request to a site, with the largest serial number that it has sent."""
         return Request(name, nonce, body, note, self.seen.get(name, 0))
 
     def read(self, name: str, nonce: Nonce, reply: bytes | NoReply) -> Reply:
-        """The reply to a request; SiteLost where there is none, UploadError where it cannot be used."""
+        """Parse the reply to a request; SiteLost if there is none, UploadError if it cannot be used."""
         if isinstance(reply, NoReply):
             raise no_reply_error(name, nonce, reply.reason)
         try:
             read = Reply.from_bytes(reply)
         except FormatError as error:
-            raise UploadError(f"Site {name!r} sent what cannot be read in round {nonce.round}: {error}") from error
+            raise UploadError(f"Site {name!r} sent an unreadable reply in round {nonce.round}: {error}") from error
         if read.party != name or (read.nonce != nonce and not isinstance(read.answer, Refusal)):
             raise UploadError(
-                f"Site {name!r} sent the answer to another request than that of round {nonce.round}: repeated, or for "
-                "somebody else. Nothing of it was used."
+                f"Site {name!r} sent a reply that does not belong to the request of round {nonce.round}: replayed, or "
+                "from another party. It was not used."
             )
         self.seen[name] = max(self.seen.get(name, 0), read.serial)
         return read
 
 
 def no_reply_error(name: str, nonce: Nonce, why: str) -> SiteLost:
-    """The error of a site from which no reply has come that can be used."""
-    return SiteLost(f"Site {name!r} was not heard in round {nonce.round}: {why}.")
+    """Return the error for a site without a usable reply."""
+    return SiteLost(f"Site {name!r} did not reply in round {nonce.round}: {why}.")

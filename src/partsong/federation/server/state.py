@@ -1,15 +1,15 @@
-"""The server's folder: runs between two rounds, and the exchanges of the round under way.
+"""State of runs at the server: between two rounds, and the exchanges of the current round.
 
-    run              a synchronous run after its last whole round
-    attempt          who is asked in the round under way, written before anybody is asked
-    phase-NUMBER     the answers in one phase of it, written once the server has accepted them
+    run              a synchronous run after its last complete round
+    attempt          the sites that are asked in the current round, written before any is asked
+    phase-NUMBER     the answers in one phase, written once the server has accepted them
 
 An asynchronous run has other files:
 
-    arrivals         the run after its last arrival, and the piece of work of every site
-    model-VERSION    the model after so many arrivals, while a site works on it and it is not the newest
+    arrivals         the run after its last arrival, and the work item of every site
+    model-VERSION    the model after VERSION arrivals, while a site works on it and it is not the newest
 
-States of parties are not here. Masked uploads of the round under way are, until it is over.
+Party states are not stored here. Masked uploads of the current round are, until it is over.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from partsong.io.write import write_text
 from partsong.privacy.accounting import Accounts
 
 UnreceivedWork = Mapping[str, Sequence[Attempt]]
-"""Works of earlier rounds that count at their site, although the server did not receive them."""
+"""Attempts of earlier rounds that count at their site, although the server did not receive them."""
 
 
 @state("federation.absence")
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Who missed a round, and who dropped out of its sum, with the first phase that lacks the site."""
+    """Sites that missed a round, and dropouts of its sum with the first phase that lacks the site (`silent`)."""
 
     absent: tuple[str, ...] = ()
     silent: Mapping[str, int] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class Absence:
 class RunState:
     """A run between two rounds, as the server knows it.
 
-    `sums` is what the reduction's server keeps, `cohort` whose uploads were in the last sum. `counted` has the last
-    attempt of each site that is in the model's history, `seen` the largest serial number that it has sent. `restarted`:
-    sites that have lost their files since the last set-up of masked sums, and are started again. `without_result`:
-    sites that did not accept the end of the run, and why.
+    `sums` is the state of the reduction's server, `cohort` the sites whose uploads were in the last sum. `counted` has
+    the last attempt of each site that is in the model's history, `seen` the largest serial number that it has sent.
+    `restarted`: sites that have lost their files since the last set-up of masked sums. `without_result`: sites that did
+    not accept the end of the run, and why.
     """
 
     run: str
@@ -82,28 +82,28 @@ class RunState:
         return Point(self.index, self.server, self.model, self.sums, self.cohort)
 
     def absent(self) -> dict[int, frozenset[str]]:
-        """Who missed which round, for a Schedule that repeats this run in one process."""
+        """Return who missed which round, for a Schedule that repeats this run in one process."""
         return {index: frozenset(one.absent) for index, one in self.absences.items() if one.absent}
 
     def dropouts(self) -> dict[int, dict[str, int]]:
-        """Who dropped out in which round and phase, for the same Schedule."""
+        """Return who dropped out in which round and phase, for the same Schedule."""
         return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
 
     def counted_notes(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """For each site, which of its works is in the history of the model."""
+        """Return for each site which of its attempts is in the model's history."""
         return {name: {"counted": list(self.counted[name]) if name in self.counted else None} for name in names}
 
     def after_lost_files(self, lost: Collection[str]) -> Self:
-        """The run after sites have lost their files: they are started again before the next round."""
+        """Return the run after sites have lost their files. They restart before the next round."""
         counted = {name: at for name, at in self.counted.items() if name not in lost}
         return replace(
             self, started=self.started.difference(lost), counted=counted, restarted=self.restarted.union(lost)
         )
 
-    def with_unreceived_work(self, unheard: UnreceivedWork) -> RunState:
-        """The run with these works: their sites dropped out of those rounds, and did not miss them."""
+    def with_unreceived_work(self, unreceived: UnreceivedWork) -> RunState:
+        """Return the run with this work: its sites dropped out of those rounds instead of missing them."""
         absences = dict(self.absences)
-        for name, index in ((name, at[0]) for name, attempts in unheard.items() for at in attempts):
+        for name, index in ((name, at[0]) for name, attempts in unreceived.items() for at in attempts):
             one = absences.get(index, Absence())
             if name in one.absent:
                 absent = tuple(other for other in one.absent if other != name)
@@ -113,7 +113,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Files of a synchronous run. Those of an earlier round or attempt are known by their numbers, and ignored."""
+    """Files of a synchronous run. Files of an earlier round or attempt are recognised by their numbers and ignored."""
 
     folder: Path
 
@@ -122,7 +122,7 @@ class Journal:
         return self.folder / "run"
 
     def load(self) -> RunState | None:
-        """The run; None where none has begun here."""
+        """Load the run; None if none has started here."""
         return find_state(self.path, RunState)
 
     def save(self, run: RunState) -> None:
@@ -130,34 +130,34 @@ class Journal:
         save_state(self.path, run)
 
     def clear_exchanges(self) -> None:
-        """Remove the exchanges of a round that is over."""
+        """Remove the exchanges of a finished round."""
         for path in self.folder.iterdir():
             if re.fullmatch(r"attempt|phase-\d+", path.name):
                 remove_file(path)
 
     def load_attempt(self, index: int) -> RoundAttempt | None:
-        """The attempt that is under way in a round."""
+        """Load the unfinished attempt of a round."""
         if (found := find_state(self.folder / "attempt", tuple)) is None:
             return None
         at, number, asked, first, refused = found
         return RoundAttempt(at, number, asked, first, _from_texts(refused)) if at == index else None
 
     def save_attempt(self, attempt: RoundAttempt) -> None:
-        """Write an attempt, before anybody is asked."""
+        """Write an attempt before any site is asked."""
         one = (attempt.index, attempt.attempt, attempt.asked, attempt.first, _to_texts(attempt.refused))
         save_state(self.folder / "attempt", one)
 
     def load_answers(self, attempt: RoundAttempt, phase: int) -> tuple[Answers, UnreceivedWork] | None:
-        """What was accepted in a phase of this attempt; None where nothing was yet."""
+        """Load what was accepted in a phase of this attempt; None if nothing was."""
         if (found := find_state(self.folder / f"phase-{phase}", tuple)) is None:
             return None
-        index, number, messages, faults, unheard = found
+        index, number, messages, faults, unreceived = found
         is_this = (index, number) == (attempt.index, attempt.attempt)
-        return (Answers(messages, _from_texts(faults)), unheard) if is_this else None
+        return (Answers(messages, _from_texts(faults)), unreceived) if is_this else None
 
-    def save_answers(self, attempt: RoundAttempt, phase: int, answers: Answers, unheard: UnreceivedWork) -> None:
-        """Write what was accepted in a phase, before anybody is asked for the next one."""
-        one = (attempt.index, attempt.attempt, dict(answers.messages), _to_texts(answers.faults), dict(unheard))
+    def save_answers(self, attempt: RoundAttempt, phase: int, answers: Answers, unreceived: UnreceivedWork) -> None:
+        """Write what was accepted in a phase before any site is asked for the next one."""
+        one = (attempt.index, attempt.attempt, dict(answers.messages), _to_texts(answers.faults), dict(unreceived))
         save_state(self.folder / f"phase-{phase}", one)
 
 
@@ -177,9 +177,9 @@ MODEL_FILE = re.compile(r"model-(\d+)")
 class AsyncRunState(RunState):
     """An asynchronous run between two arrivals; `index` is their number.
 
-    `order` names the senders one after another, `faults` the arrivals that held an error instead of an upload. `pieces`
-    is what each site works on, `clock` the seconds that the run has taken, `moves` how far the last few arrivals have
-    moved the model.
+    `order` has the sender of each arrival, `faults` the arrivals with an error instead of an upload. `pieces` has the
+    work item of each site, `clock` the seconds that the run has taken, `moves` the relative changes of the model by the
+    last arrivals.
     """
 
     order: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class AsyncRunState(RunState):
 
     @staticmethod
     def of(run: RunState) -> AsyncRunState:
-        """A run in which nothing has arrived yet."""
+        """Return the asynchronous state of a run without arrivals."""
         return AsyncRunState(**{one.name: getattr(run, one.name) for one in fields(run)})
 
     @property
@@ -198,11 +198,11 @@ class AsyncRunState(RunState):
         return AsyncCheckpoint(self.index, {}, self.server, self.model, self.pieces, self.clock)
 
     def recorded_order(self) -> RecordedOrder:
-        """For `Asynchronous(durations=…)`, which then gives the same models in one process."""
+        """Return the order for `Asynchronous(durations=…)`, which then gives the same models in one process."""
         return RecordedOrder(order=self.order)
 
     def after_lost_files(self, lost: Collection[str]) -> AsyncRunState:
-        """The run after sites have lost their files: each is started again, with a new piece of work.
+        """Return the run after sites have lost their files: each restarts with a new work item.
 
         One process cannot repeat such a run from its order.
         """
@@ -212,7 +212,7 @@ class AsyncRunState(RunState):
 
 @dataclass(frozen=True, slots=True)
 class ArrivalsJournal:
-    """Files of an asynchronous run. A model is written before the run that needs it, and removed after."""
+    """Files of an asynchronous run. A model is written before the run that needs it, and removed afterwards."""
 
     folder: Path
 
@@ -221,7 +221,7 @@ class ArrivalsJournal:
         return self.folder / "arrivals"
 
     def load(self) -> AsyncRunState | None:
-        """The run; None where none has begun here."""
+        """Load the run; None if none has started here."""
         if (kept := find_state(self.path, tuple)) is None:
             return None
         run, order = kept
@@ -250,20 +250,21 @@ class ArrivalsJournal:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCounters:
-    """The largest serial number that each site has sent, over all runs of a federation; kept nowhere without a path.
+    """The largest serial number that each site has sent, over all runs of a federation. Without a path
+    nothing is stored.
 
-    A site whose ledger is shorter was restored from an older copy, whichever run it has released in.
+    A site whose ledger is shorter was restored from an older backup.
     """
 
     path: Path | None = None
 
     def load(self, names: Iterable[str]) -> dict[str, int]:
-        """The numbers of these sites, as far as they were heard before."""
+        """Return the numbers of these sites, as far as they are known."""
         kept = self._read()
         return {name: kept[name] for name in names if name in kept}
 
     def update(self, seen: Mapping[str, int]) -> None:
-        """Add what was seen; on the disk when this returns. Concurrent runs take turns."""
+        """Add new numbers; they are on disk when this returns. Concurrent runs take turns."""
         if self.path is None:
             return
         with locked(self.path.with_name(f"{self.path.name}.lock"), waits=True):
@@ -279,11 +280,11 @@ class ReleaseCounters:
             return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Count])
         except ValueError as error:
             raise FormatError(
-                f"{self.path} does not hold the number of releases of each site. Restore it from a copy: without it "
-                "the server does not notice a site that was restored from an older one."
+                f"{self.path} does not have the number of releases of each site. Restore it from a backup: the server "
+                "needs it to detect a site that was restored from an older backup."
             ) from error
 
 
 def larger_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """The larger number of each name."""
+    """Return the larger count of each name."""
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}

@@ -1,20 +1,20 @@
-"""What a site checks before it answers a request: its site.toml and its roster as they are now, not as a run began.
+"""Checks before a site answers a request, against its site.toml and roster as they are now.
 
-    hello, start, the key with    the plan, exactly the parties of the roster, the number of runs, and the budget for
-     which names are asked for    all of its exchanges
+    hello, start, the key that    the plan, exactly the parties of the roster, the number of runs, and the budget for
+     requests column names        all of its exchanges
     start again                   the plan, the same parties, the budget, the agreed columns and the same rows
     work, each phase of a sum,    the plan with the parties of this sum, the same parties, the exchange, the agreed
-     the same answers again       columns, the same rows; and the books as they stand, this attempt's charge among them
-    names for another site,       the plan, the same parties and the books
+     repeated answers             columns, the same rows; and the ledger, with the charge of this attempt
+    names for another site,       the plan, the same parties and the ledger
      the end of an agreement
     names read, the end of a run  nothing: they bring names or the model to the site, and nothing of the site leaves
 
-"The same parties": each party of the run is still in the pinned roster, under the key that it had when the run began
-here; parties that joined the roster later do not matter to a run that has begun. A run over texts begins with its
-agreement on words.
+"The same parties": each party of the run is still in the pinned roster, with the key that it had when the run started
+here. Parties that joined the roster later do not affect a started run. A run over texts starts with its agreement on
+words.
 
-An answer that is asked for again may be the first that arrives, so it is checked like a new one. A site that refuses
-in the middle of a sum becomes a dropout there. What has left before stays out of reach.
+A repeated answer may be the first that arrives, so it is checked like a new one. A site that refuses during a sum
+becomes a dropout of it. What has left before cannot be recalled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChecker:
-    """A site's policy with what it is about: the site's data, its books and its pinned roster."""
+    """A site's policy, with the data, the ledger and the pinned roster that it applies to."""
 
     name: str
     policy: Policy
@@ -48,19 +48,19 @@ class PolicyChecker:
     roster: Roster | None
 
     def require_plan(self, plan: Plan, parties: Collection[str]) -> None:
-        """Refuse what is not allowed in a new run of these parties: recipe, rounds, rows, masks and their bound, and
-        others than exactly those of the roster.
+        """Refuse a new run of these parties if the policy rejects its recipe, rounds, rows, masks or mask bound, or if
+        the parties are not exactly those of the roster.
         """
         self._require_request(plan, None)
         if self.name not in parties or (self.roster is not None and set(self.roster) != set(parties)):
-            pinned = "" if self.roster is None else f" In the pinned roster are {', '.join(sorted(self.roster))}."
-            raise RequestRefused("roster", f"The parties would be {', '.join(parties)}.{pinned}")
+            pinned = "" if self.roster is None else f" The pinned roster has {', '.join(sorted(self.roster))}."
+            raise RequestRefused("roster", f"The parties of the run are {', '.join(parties)}.{pinned}")
 
     def require_still_allowed(self, plan: Plan, started: StartState, in_sum: int | None = None) -> None:
-        """Refuse what is not allowed any more in a run that has begun; its parties have to be the same.
+        """Refuse what is no longer allowed in a started run. Its parties must be the same.
 
-        `in_sum`: how many of them can be in the sum that is asked for; None: as many as are asked in each round. A run
-        that began without a roster has only names to compare.
+        `in_sum`: how many of them can be in the requested sum; None: as many as are asked in each round. For a run that
+        started without a roster only names are compared.
         """
         self._require_request(plan, in_sum)
         parties, keys = started.layout.parties, started.keys
@@ -72,27 +72,28 @@ class PolicyChecker:
         changes = [f"not in the pinned roster: {', '.join(gone)}"] if gone else []
         changes += [f"with another key there: {', '.join(other)}"] if other else []
         if changes:
-            raise RequestRefused("roster", f"Of the parties with which this run began here are {'; '.join(changes)}.")
+            raise RequestRefused("roster", f"Of the parties with which this run started here are {'; '.join(changes)}.")
 
     def require_budget(self, plan: Plan, run: str) -> None:
-        """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is checked by
-        itself, and the budget must cover what the books have.
+        """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is checked
+        separately, and the budget must cover the ledger.
         """
         self._require_within_budget(plan, 0 if self.ledger.charges(run) else plan.exchanges)
 
     def require_recorded(self, plan: Plan) -> None:
-        """Refuse where the budget does not cover what the books have, or is about another promise than the plan's."""
+        """Refuse if the budget does not cover the ledger, or has another privacy unit than the plan."""
         self._require_within_budget(plan, 0)
 
     @property
     def exposure_limit(self) -> ExposureLimit:
-        """How many combinations of its rows may leave without noise."""
+        """The limit on combinations of rows that may leave without noise."""
         return ExposureLimit(self.policy, self.data, self.ledger)
 
     def require_exchange(self, plan: Plan, number: int) -> None:
-        """Refuse an exchange beyond those agreed on. In an asynchronous run the server does not count answers that came
-        to nothing: the bound is the number of lines that a run may have, and the policy's rounds, since each exchange
-        has a model of its own.
+        """Refuse an exchange beyond the agreed number.
+
+        In an asynchronous run the server does not count failed answers, so the bound is the number of ledger lines that
+        a run may have, and the policy's maximum_rounds, since each exchange has a model of its own.
         """
         most = plan.exchanges
         if methods.method(plan.request.recipe).traits.asynchronous:
@@ -101,22 +102,24 @@ class PolicyChecker:
             raise RequestRefused("rounds", f"Exchange {number} is beyond the {most} allowed.")
 
     def require_columns(self, started: StartState) -> None:
-        """The agreed columns are here and may leave, and the rows are those that the run began with."""
+        """Require that the agreed columns exist and may leave, and that the rows are those with which the run
+        started.
+        """
         columns = started.columns
         self.data.order(columns)
         kept = sorted(set(columns) - set(self.policy.leaving(columns)))
         if kept:
             counts = {"missing": len(kept), "extra": 0}
-            raise RequestRefused("columns", f"Columns were agreed on that may not leave: {', '.join(kept)}.", counts)
+            raise RequestRefused("columns", f"Agreed columns may not leave: {', '.join(kept)}.", counts)
         require_same_data(self.data, started)
 
     def require_sum_size(self, state: Any, parties: Collection[str]) -> None:
-        """Refuse a sum that has fewer parties, by what was heard of it, than the policy asks for."""
+        """Refuse a sum that is known to have fewer parties than the policy requires."""
         known = parties_in_sum(state)
         if known and len(known) < self.policy.minimum_parties:
             raise RequestRefused(
                 "parties",
-                f"Only {len(known)} parties would be in the sum, and site.toml asks for {self.policy.minimum_parties}; "
+                f"The sum would have only {len(known)} parties, and site.toml requires {self.policy.minimum_parties}; "
                 f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
             )
 
@@ -131,20 +134,20 @@ class PolicyChecker:
 
 
 def party_keys(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:
-    """The public keys of a run's parties in hexadecimal digits, as a start keeps them; none without a roster."""
+    """Return the public keys of a run's parties in hexadecimal digits; none without a roster."""
     return {} if roster is None else {name: roster[name].hex() for name in sorted(parties)}
 
 
 def restrict_roster(roster: Roster | None, started: StartState | None) -> Roster | None:
-    """The roster less those who are not of a run that has begun."""
+    """Restrict a roster to the parties of a started run."""
     if roster is None or started is None:
         return roster
     return {name: key for name, key in roster.items() if name in started.layout.parties}
 
 
 def parties_in_sum(state: Any) -> Collection[str]:
-    """The parties that can be in a masked sum, by what this party knows of it: the survivors, those with which it
-    masked, whose keys were passed on, or that were asked. Empty for a sum in the open, of which it sees only the
+    """Return the parties that can be in a masked sum, as far as this party knows: the survivors, those with which it
+    masked, those whose keys it received, or those that were asked. Empty for a plain sum, of which it sees only the
     request.
     """
     if not isinstance(state, ClientState):

@@ -1,12 +1,12 @@
-"""What a site keeps of a run that is over: a model file with its own names of columns, and W of its rows.
+"""Results of a finished run at a site: a model file with the site's column names, and W of its rows.
 
     model.safetensors   H, as `partsong info`, `partsong transform` and `partsong.load_model` read it
-    topics.safetensors  of methods of topics, and of texts: H, as `partsong topics show` and `transform` read it
-    weights.npy         W, one row for each row of the site's data, in their order
+    topics.safetensors  for topic methods and texts: H, as `partsong topics show` and `transform` read it
+    weights.npy         W, one row for each row of the site's data, in the same order
     result.json         how well the model fits these rows
 
-Weights of fedlda are shares of topics and no fit of least squares: its model.safetensors is a file of topics as well,
-and nothing takes it for another. All of it stays: for its owner alone, and nothing of it is ever sent.
+Weights of fedlda are topic shares, not a least-squares fit: its model.safetensors is a topic file too. All files stay
+at the site, readable by their owner only, and are never sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from partsong.topics.vocabulary import COUNTS, TextVectorizer
 TOPICS_FILE = "topics.safetensors"
 
 UNKNOWN_TOKENIZER = Words("none")
-"""How texts are split where the words of counts were found elsewhere: runs of letters in lower case, no stop words."""
+"""Tokenizer for word counts that were computed elsewhere: lower-case runs of letters, no stop words."""
 
 
 def save_topic_result(
@@ -47,8 +47,10 @@ def save_topic_result(
     solver: RowSolver,
     weighing: TextVectorizer | None = None,
 ) -> None:
-    """Write H (k × V) with the words of its columns, for its owner alone: the same at every site, but for the time at
-    which it was written. Nothing of the rows is in it; sizes and coherence of topics are not known.
+    """Write H (k × V) with the words of its columns, readable by its owner only.
+
+    The file is the same at every site except for the time of writing. It has nothing of the rows; sizes and coherence
+    of topics are unknown.
 
     `weighing`: what a text is to these topics. None, where sites held counts: how often it has the words by which
     columns are named; one whose name is no word of `UNKNOWN_TOKENIZER` stays zero.
@@ -78,16 +80,16 @@ def save_topic_result(
 
 MODEL_FILE, WEIGHTS_FILE, RESULT_FILE = "model.safetensors", "weights.npy", "result.json"
 MAX_ENTRY = {"float64": 1e140, "float32": 1e15}
-"""Beyond which data are refused as well: sums of squares leave the range of the type."""
+"""Largest entry of H. Sums of squares beyond it overflow; data have the same limit."""
 NO_WEIGHTS = (
-    "With this model the weights of the rows here are no finite numbers: weights.npy was not written, and there is no "
-    "relative error. The model is as the server has sent it; ask there."
+    "The weights of this site's rows are not finite with this model: weights.npy was not written, and there is no "
+    "relative error. The model is the one that the server sent; ask the coordinator."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ResultWriter:
-    """A run at a site as it ends: the agreed columns of its rows, by name, and what was run.
+    """Writes the result of a run at a site, given the experiment and the agreed columns of its rows.
 
     `weighing`: what a text is to the model, where the rows were made of texts.
     """
@@ -101,9 +103,9 @@ class ResultWriter:
     weighing: TextVectorizer | None = field(repr=False, default=None)
 
     def save(self, folder: Path, last: Message) -> str:
-        """Write the result of the run into a folder of its own; a word for the site's log where W is not in it.
+        """Write the result into a folder; return a note for the site's log if W is missing, else an empty text.
 
-        Whether W can be had depends on rows, so that it is no reason to refuse a model: that would tell of them.
+        Whether W is finite depends on the rows, so the site must not refuse the model: a refusal would reveal it.
         """
         H = final_components(last, (self.program.rank, len(self.columns)))
         Ht = self.matrix.native(np.ascontiguousarray(H.T))
@@ -119,7 +121,7 @@ class ResultWriter:
         return "" if W is not None else NO_WEIGHTS
 
     def _weights(self, Ht: Any) -> Any:
-        """W of the site's rows; None where they are not finite with this model."""
+        """Return W of the site's rows; None if it is not finite with this model."""
         with np.errstate(all="ignore"):
             try:
                 W = self.program.solver.solve_rows(self.matrix, Ht)
@@ -128,19 +130,21 @@ class ResultWriter:
             return W if np.isfinite(np.asarray(W)).all() else None
 
     def _save_models(self, folder: Path, H: Any) -> None:
-        told = {**self.experiment, "n_components": self.experiment.get("rank"), "parties": self.parties}
-        told = {name: value for name, value in told.items() if value not in (None, {})}
+        settings = {**self.experiment, "n_components": self.experiment.get("rank"), "parties": self.parties}
+        settings = {name: value for name, value in settings.items() if value not in (None, {})}
         solver = self.program.solver
         if self.weighing is not None or self.experiment.get("method") in ONLY_TEXTS:
             for place in (TOPICS_FILE, MODEL_FILE) if is_mixture(solver) else (TOPICS_FILE,):
-                save_topic_result(folder / place, H, self.columns, told, solver, self.weighing)
+                save_topic_result(folder / place, H, self.columns, settings, solver, self.weighing)
         if not is_mixture(solver):
             seed = int(self.experiment.get("seed", 0))
-            save_model(folder / MODEL_FILE, Model(H, self.columns, told, seed, None, None, now(), package_versions()))
+            save_model(
+                folder / MODEL_FILE, Model(H, self.columns, settings, seed, None, None, now(), package_versions())
+            )
             (folder / MODEL_FILE).chmod(0o600)
 
     def _fit(self, W: Any, Ht: Any) -> dict[str, float | None]:
-        """‖X − W H‖ / ‖X‖, None where that is no number; nothing where weights are shares."""
+        """Return ‖X − W H‖ / ‖X‖, None if it is not finite; nothing if weights are shares."""
         if is_mixture(self.program.solver):
             return {}
         with np.errstate(all="ignore"):
@@ -151,24 +155,23 @@ class ResultWriter:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the whole result of a run is there: what is written last."""
+    """Whether the result of a run is complete, by the files that are written last."""
     return (folder / RESULT_FILE).exists() and (folder / MODEL_FILE).exists()
 
 
 def final_components(last: Message, shape: tuple[int, int]) -> Any:
-    """H in the message with which a run ends: the server's own, or else that of the last model.
+    """Return H of the message with which a run ends: its "components", or else H of the last model.
 
-    Refused where it is no factor, whatever the rows are: not k × m, not finite, negative, or so large that its squares
-    are not.
+    Refused, regardless of the rows, if it is not k × m, not finite, negative, or too large to be squared.
     """
     found = last.arrays.get("components", last.arrays.get("H"))
     H = None if found is None else np.asarray(found)
     if H is None or H.shape != shape or H.dtype.kind != "f":
-        raise RequestRefused("layout", f"The run has ended with a model that is not {shape[0]} × {shape[1]}.")
+        raise RequestRefused("layout", f"The final model is not {shape[0]} × {shape[1]}.")
     spoiled = [name for name, array in last.arrays.items() if not np.isfinite(np.asarray(array)).all()]
     if spoiled or H.min(initial=0.0) < 0 or H.max(initial=0.0) > MAX_ENTRY.get(H.dtype.name, 0.0):
-        told = ", ".join(spoiled) or "components"
+        names = ", ".join(spoiled) or "components"
         raise RequestRefused(
-            "model", f"The run would end with numbers that are not finite, negative or too large, in {told}."
+            "model", f"The final model has entries that are not finite, negative or too large, in {names}."
         )
     return np.ascontiguousarray(H)

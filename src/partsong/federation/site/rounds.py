@@ -1,6 +1,6 @@
-"""The rounds of a run at a site: which state they begin from, work, phases of a sum; each is written, then sent.
+"""Rounds of a run at a site: work and the phases of a sum. Each answer is written before it is sent.
 
-Each is asked about as site.toml is now (`consent`), the first time and again.
+Each request is checked against the current site.toml (`consent`), also when it is repeated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from partsong.federation.wire import Nonce, Reply, Request, RequestRefused, refu
 from partsong.privacy.exposure import directions_of
 
 DATA_INDEPENDENT = (RequestRefused, FileError, TooFewParties, OSError, MemoryError)
-"""Errors of work that say nothing of the numbers in the data."""
+"""Errors of work that reveal nothing about the values in the data."""
 KERNEL_THREADS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SiteAnswer:
-    """A reply as it leaves, whether it left before, and the plan that it is about."""
+    """A reply and its bytes, whether it was sent before, and its plan."""
 
     reply: Reply
     payload: bytes
@@ -41,7 +41,7 @@ class SiteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RoundHandler:
-    """A run at a site, as a request finds it."""
+    """Handles one request of a started run at a site."""
 
     policy_checker: PolicyChecker
     files: RunFolder
@@ -51,7 +51,7 @@ class RoundHandler:
     audit: AuditLog
 
     def work(self, request: Request) -> SiteAnswer:
-        """The program's work on the model, and the first phase of its sum, which the request names."""
+        """Run the program's work on the model, and the first phase of its sum, which the request names."""
         at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
         sent, participants = self._previous_reply(at, phase), parse_parties(request.note.get("participants"))
         self._require_allowed(request, len(participants))
@@ -59,21 +59,21 @@ class RoundHandler:
             return self._repeat(request, sent)
         if phase >= self.plan.reduction.phases or self.files.phases(at):
             raise RequestRefused(
-                "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not begin with phase {phase}."
+                "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not start with phase {phase}."
             )
         self.policy_checker.exposure_limit.require_upload(self.plan, request, self.started)
-        place = self._synchronize(request, at)
-        context, company = place._context(request, participants)
+        handler = self._synchronize(request, at)
+        context, cohort = handler._context(request, participants)
         worked = self._charge(request, at)
-        with place._close_on_failure():
-            worked = worked or place._work(request, at)
-            seat = place._start_sum(worked.upload, context)
-        answered = place._answer_phase(request, ReplyState("", seat, b"", company), Message({}))
-        self.files.keep_only({at, *([place.progress.counted] if place.progress.counted else [])})
+        with handler._close_on_failure():
+            worked = worked or handler._work(request, at)
+            client = handler._start_sum(worked.upload, context)
+        answered = handler._answer_phase(request, ReplyState("", client, b"", cohort), Message({}))
+        self.files.keep_only({at, *([handler.progress.counted] if handler.progress.counted else [])})
         return answered
 
     def reduce(self, request: Request) -> SiteAnswer:
-        """A later phase of the sum."""
+        """Answer a later phase of the sum."""
         at, phase = (request.nonce.round, request.nonce.attempt), request.nonce.phase
         sent, before = self._previous_reply(at, phase), self.files.load_reply(at, phase - 1, self.plan.source)
         known = sent or before
@@ -84,53 +84,53 @@ class RoundHandler:
         is_next = before is not None and latest == [at] and self.files.phases(at)[-1] == phase - 1
         if before is None or not is_next or phase >= self.plan.reduction.phases:
             raise RequestRefused(
-                "out-of-turn", f"Phase {phase} of round {at[0]}, attempt {at[1]}, is not the next one here."
+                "out-of-turn", f"Phase {phase} of round {at[0]}, attempt {at[1]}, is not the next phase here."
             )
         return self._answer_phase(request, before, request.body)
 
     def advance_to(self, counted: Attempt | None) -> RoundHandler:
-        """The same place, going on from a work that the server counts; what the reduction has learned in the last sum
-        is kept.
+        """Return a handler that continues from the attempt that the server counts, with the reduction's state
+        of its sum.
         """
         return self._save_progress(
             replace(self.progress, counted=counted, acknowledged=counted, unacknowledged=()), counted
         )
 
     def mark_finished(self, digest: str) -> RoundHandler:
-        """The same place in a run that is over, which is on the disk before anything of it is forgotten."""
+        """Return a handler of the finished run. This is on disk before any file of the run is removed."""
         tally = replace(self.progress, reduction_state=None, finish_digest=digest)
         self.files.save_progress(tally, self.plan.source)
         return replace(self, progress=tally)
 
     def require_unfinished(self) -> None:
-        """Refuse where the run is over."""
+        """Refuse if the run is over."""
         if self.progress.finish_digest is not None:
             raise RequestRefused("over", "The run is over here.")
 
     def require_participation(self, in_sum: int | None = None) -> None:
-        """Refuse where the site would not take part in this run any more, or not with so many in a sum."""
+        """Refuse if the policy no longer allows this run, or not with so many parties in a sum."""
         self.policy_checker.require_still_allowed(self.plan, self.started, in_sum)
         self.policy_checker.require_recorded(self.plan)
 
     def _require_allowed(self, request: Request, in_sum: int | None) -> None:
-        """Refuse an answer, new or not, that site.toml as it is now does not let leave."""
+        """Refuse an answer, new or repeated, that the current site.toml does not allow."""
         self.require_participation(in_sum)
         self.policy_checker.require_exchange(self.plan, request.nonce.round)
         self.policy_checker.require_columns(self.started)
         self.policy_checker.exposure_limit.require_recorded(self.plan, self.started)
 
     def _previous_reply(self, at: Attempt, phase: int) -> ReplyState | None:
-        """What was sent in this phase; refused where nothing more is worked on in this run."""
+        """Load the reply of this phase, if any; refuse if the run is over or closed."""
         self.require_unfinished()
         sent = self.files.load_reply(at, phase, self.plan.source)
         if sent is None and self.progress.closed_code is not None:
             raise RequestRefused(
-                self.progress.closed_code, "Work under masks has failed in this run before, and it is closed here."
+                self.progress.closed_code, "Masked work has failed in this run before, so the run is closed here."
             )
         return sent
 
     def _start_sum(self, upload: Message, context: ReductionContext) -> Any:
-        """The site's seat in the sum. Where a number is beyond its bound, the site's log is told how large it is."""
+        """Start the sum. If an entry exceeds its bound, the error for the site's log has the largest entry."""
         aggregation: Any = self.plan.program.aggregation
         try:
             return self.plan.reduction.start(self.progress.reduction_state, upload, aggregation, context)
@@ -139,11 +139,13 @@ class RoundHandler:
                 raise
             lifted = aggregation.lift(upload)
             largest = max(np.abs(np.asarray(one)).max(initial=0.0) for one in (*lifted.arrays.values(), lifted.weight))
-            raise UploadError(f"{error} The largest of its numbers is {largest:.3g}.") from error
+            raise UploadError(f"{error} The largest entry is {largest:.3g}.") from error
 
     @contextmanager
     def _close_on_failure(self) -> Iterator[None]:
-        """Under masks whether work fails is a comparison with the site's own numbers: one is answered in a run."""
+        """Close the run if masked work fails. A failure reveals a comparison with the site's values; a run
+        answers one.
+        """
         try:
             yield
         except Exception as error:
@@ -153,37 +155,37 @@ class RoundHandler:
             raise
 
     def _charge(self, request: Request, at: Attempt) -> WorkState | None:
-        """What was worked on before in this attempt, which is in the ledger now.
+        """Charge this attempt, and return its work if it was done before.
 
-        Work that is not here is done again: as it was charged where its line is the last one, of work that was cut off,
-        and for a charge of its own where there were others since.
+        Lost work is repeated: with the earlier charge if its line is the last one (work that was cut off), else with a
+        new charge.
         """
         ledger, worked = self.policy_checker.ledger, self.files.load_work(at)
         directions = directions_of(self.plan.program, request.body)
         of_rows = (directions, self.started.layout.seed)
         cost = AttemptCost(self.plan.release, self.policy_checker.policy.privacy, self.plan.limits, *of_rows)
-        books = ledger.load()
-        last = books.last_attempt
+        recorded = ledger.load()
+        last = recorded.last_attempt
         unsent = last is not None and not self.audit.history().was_sent(last[0], last[1:])
         if ledger.charge(request, cost, previous_unsent=unsent) and worked is None:
-            self._require_unsent(request.nonce, books)
+            self._require_unsent(request.nonce, recorded)
             if last != (request.nonce.run, *at):
                 ledger.charge(request, cost, previous_unsent=unsent, repeat=True)
         return worked
 
-    def _require_unsent(self, nonce: Nonce, books: LedgerState) -> None:
-        """Work that was charged, and is not here, is done again where nothing of it has left. What an opening balance
-        covers may have left, whatever the log says.
+    def _require_unsent(self, nonce: Nonce, recorded: LedgerState) -> None:
+        """Refuse to repeat lost work if anything of it may have left: by the log, or because an opening balance covers
+        it.
         """
-        released, (covered, _) = self.audit.run_releases(nonce.run), books.covered_lines
-        charges = books.runs.get(nonce.run, ())
+        released, (covered, _) = self.audit.run_releases(nonce.run), recorded.covered_lines
+        charges = recorded.runs.get(nonce.run, ())
         at = (nonce.round, nonce.attempt)
         is_covered = any((one.round, one.attempt) == at and one.number <= covered for one in charges)
         if released is None or at in released.attempts or is_covered:
-            raise RequestRefused("conflict", "An answer to this request has left, and what it was made of is gone.")
+            raise RequestRefused("conflict", "An answer to this request has left, and its work is lost.")
 
     def _save_progress(self, tally: ProgressState, summed: Attempt | None) -> RoundHandler:
-        """The same place with another tally, and what the reduction has learned in a sum."""
+        """Save the progress, with the reduction's state after a sum, and return a handler with it."""
         phases = [] if summed is None else self.files.phases(summed)
         sent = self.files.load_reply(summed, phases[-1], self.plan.source) if summed is not None and phases else None
         if sent is not None:
@@ -197,11 +199,11 @@ class RoundHandler:
         return replace(self, progress=tally)
 
     def _synchronize(self, request: Request, at: Attempt) -> RoundHandler:
-        """The place with the tally that the server counts on; refused where that is not here, or behind us.
+        """Return a handler whose progress matches the attempt that the server counts; refuse if there is none.
 
-        Work of which shares or a masked upload have left must count, or nothing more is done: sums of the same work
-        over other parties would differ by single uploads. Where that upload was all that has left, the server may not
-        have heard it, and has gone on without; such work counts here all the same.
+        Work of which shares or a masked upload have left must count: sums of the same work over other parties would
+        differ by single uploads. If only the upload has left, the server may not have received it and continued without
+        it; such work counts here nevertheless.
         """
         attempts, counted, tally = self.files.attempts(), parse_attempt(request.note.get("counted")), self.progress
         latest = attempts[-1] if attempts else None
@@ -217,7 +219,7 @@ class RoundHandler:
             if phases and phases[-1] > 0:
                 if at[0] == latest[0] or len(phases) > 1 or counted != tally.acknowledged:
                     raise RequestRefused(
-                        "round-closed", f"Shares or a masked upload of {latest} have left, and it must count."
+                        "round-closed", f"Shares or a masked upload of {latest} have left, so it must count."
                     )
                 return self._save_progress(
                     replace(tally, counted=latest, unacknowledged=(*tally.unacknowledged, latest)), latest
@@ -226,29 +228,29 @@ class RoundHandler:
             is_new_round = latest is not None and at[0] > latest[0] and latest != tally.counted
             return self._save_progress(tally, latest) if is_new_round else self
         if counted is None or counted not in attempts:
-            raise RequestRefused("out-of-step", f"The server counts on {counted}; here it is {tally.acknowledged}.")
+            raise RequestRefused("out-of-step", f"The server counts {counted}; here it is {tally.acknowledged}.")
         return self.advance_to(counted)
 
     def _context(
         self, request: Request, participants: tuple[str, ...]
     ) -> tuple[ReductionContext, tuple[str, ...] | None]:
-        """Which sum this is; and, within a round that is hidden, who has to be in it."""
-        company, name = None, self.policy_checker.name
+        """Return the context of the sum and, for later sums of a masked round, the parties that must be in it."""
+        cohort, name = None, self.policy_checker.name
         if self.plan.reduction.hides_uploads and self.plan.program.turn(request.body).step > 0:
-            company = self.progress.cohort
-            if company is None or set(company) != set(participants):
+            cohort = self.progress.cohort
+            if cohort is None or set(cohort) != set(participants):
                 raise RequestRefused(
-                    "company", f"The sum before in this round was over {company}, this one: {participants}."
+                    "company", f"The previous sum of this round was over {cohort}, this one is over {participants}."
                 )
         strangers = sorted(set(participants) - set(self.started.layout.parties))
         if strangers or name not in participants:
-            told = ", ".join(strangers) or f"{name!r}, which is not asked,"
-            raise RequestRefused("protocol", f"{told} cannot be in a sum with {name!r}: the run is not of them.")
+            others = ", ".join(strangers) or f"{name!r}, which is not asked,"
+            raise RequestRefused("protocol", f"{others} cannot be in a sum with {name!r}: the run has other parties.")
         parties, number, seed = self.started.layout.parties, request.nonce.round, self.started.experiment.get("seed", 0)
         drawn = DrawnSchedule(self.plan.exchanges, seed, fraction=self.plan.fraction).participants(parties, number)
         if not set(participants) <= set(drawn):
-            raise RequestRefused("protocol", f"Asked in round {number} are {participants}; drawn for it were {drawn}.")
-        return ReductionContext(request.nonce.round, participants, self.started.layout, request.body), company
+            raise RequestRefused("protocol", f"Round {number} asks {participants}, but {drawn} were drawn for it.")
+        return ReductionContext(request.nonce.round, participants, self.started.layout, request.body), cohort
 
     def _work(self, request: Request, at: Attempt) -> WorkState:
         started, program, name, data = (
@@ -270,30 +272,28 @@ class RoundHandler:
         self.files.save_work(at, worked)
         return worked
 
-    def _answer_phase(self, request: Request, before: ReplyState, heard: Message) -> SiteAnswer:
-        """The answer of a phase, on the disk."""
+    def _answer_phase(self, request: Request, before: ReplyState, received: Message) -> SiteAnswer:
+        """Compute the answer of a phase and write it to disk."""
         nonce = request.nonce
         try:
-            seat, message = self.plan.reduction.client_step(nonce.phase, before.reduction_state, heard)
+            client, message = self.plan.reduction.client_step(nonce.phase, before.reduction_state, received)
         except PartsongError as error:
             code = refusal_from_error(error).code
             raise RequestRefused("protocol" if code == "failed" else code, str(error)) from error
-        survivors: Any = getattr(seat, "survivors", ())
+        survivors: Any = getattr(client, "survivors", ())
         if before.cohort is not None and survivors and set(survivors) != set(before.cohort):
             raise RequestRefused(
-                "company", f"The sum before in this round was over {before.cohort}, this one: {survivors}."
+                "company", f"The previous sum of this round was over {before.cohort}, this one is over {survivors}."
             )
-        self.policy_checker.require_sum_size(seat, self.started.layout.parties)
+        self.policy_checker.require_sum_size(client, self.started.layout.parties)
         alone = {"alone": [list(at) for at in self.progress.unacknowledged]} if self.progress.unacknowledged else {}
         reply = Reply(self.policy_checker.name, nonce, message, self.policy_checker.ledger.serial, alone)
-        sent = ReplyState(request.digest, seat, reply.to_bytes(), before.cohort)
+        sent = ReplyState(request.digest, client, reply.to_bytes(), before.cohort)
         self.files.save_reply((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
         return SiteAnswer(reply, sent.reply, plan=self.plan)
 
     def _repeat(self, request: Request, sent: ReplyState) -> SiteAnswer:
-        """The same bytes, to the same request only."""
+        """Return the same bytes, to the same request only."""
         if sent.digest != request.digest:
-            raise RequestRefused(
-                "conflict", "Another request under this run, round, attempt and phase was answered before."
-            )
+            raise RequestRefused("conflict", "A different request was answered for this run, round, attempt and phase.")
         return SiteAnswer(Reply.from_bytes(sent.reply), sent.reply, is_repeat=True, plan=self.plan)

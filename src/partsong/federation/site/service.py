@@ -1,8 +1,8 @@
-"""A party on its own machine: it holds rows, a policy and a folder, and answers requests with bytes.
+"""Site service: a party on its own machine with rows, a policy and a folder, which answers requests.
 
-Nothing lives in memory between two requests, so that each may be answered by a new process. The order of writes is
-ledger, work, reply, audit; then the reply is handed over. Whatever is cut off in between is done again, or sent again
-as it was: docs/reference/protocol.md.
+Nothing is kept in memory between requests, so each may be answered by a new process. The order of writes is ledger,
+work, reply, audit log; then the reply is sent. After an interruption, work is repeated and replies are sent again
+unchanged: docs/reference/protocol.md.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ from partsong.topics.vocabulary import Vocabulary
 
 
 def hello(site: Site, request: Request) -> SiteAnswer:
-    """Hashes of the columns that may leave, and the number type, if the site would take part at all."""
+    """Return hashes of the columns that may leave, and the dtype, if the site would take part."""
     require_new_run_allowed(site, request)
     require_valid_data(site.data)
     columns = site.policy.leaving(site.data.columns)
     if not columns:
-        raise RequestRefused("no-columns", "site.toml lets no column of these data leave.")
+        raise RequestRefused("no-columns", "site.toml releases no column of these data.")
     mark = key_mark(site.key, request.nonce.run)
     require_key_mark(mark, str(request.note.get("shared_key", mark)))
     body = Message({"columns": hashed(columns, request.nonce.run, site.key)})
@@ -97,16 +97,16 @@ def hello(site: Site, request: Request) -> SiteAnswer:
 
 
 def require_new_run_allowed(site: Site, request: Request) -> None:
-    """Refuse where the site would not begin a run of this experiment with these parties."""
+    """Refuse if the policy rejects a new run of this experiment with these parties."""
     plan = _build_new_plan(site, request, parse_parties(request.note.get("parties")))
     experiment = parse_experiment(request.note)
-    if experiment.get("columns", SAME) == SAME:  # else it is known at the start which columns leave
+    if experiment.get("columns", SAME) == SAME:  # else the start request decides which columns leave
         leaving, seed = site.policy.leaving(site.data.columns), experiment.get("seed", 0)
         site.policy_checker.exposure_limit.require_run(plan, request.nonce.run, leaving, seed)
 
 
 def start(site: Site, request: Request) -> SiteAnswer:
-    """Look at what is asked for, match the columns, and make the first state; nothing is released."""
+    """Check the request, match the columns, and build the first state; nothing is released."""
     files = site.run_folder(request.nonce.run)
     if (before := files.load_start()) is not None:
         _require_same_start(site, request, before)
@@ -138,8 +138,9 @@ def start(site: Site, request: Request) -> SiteAnswer:
 
 
 def _build_new_plan(site: Site, request: Request, parties: tuple[str, ...]) -> Plan:
-    """The plan of an experiment that the site would begin with these parties; refused where it would not. A run over
-    texts has begun with its agreement on words, and is of the same parties.
+    """Build the plan of a new run with these parties; refuse it if the policy does.
+
+    A run over texts has started with its agreement on words, and has the same parties.
     """
     run, experiment = request.nonce.run, parse_experiment(request.note)
     if not site.data.hides_names:
@@ -150,51 +151,53 @@ def _build_new_plan(site: Site, request: Request, parties: tuple[str, ...]) -> P
         site.policy_checker.require_plan(plan, parties)
     else:
         site.policy_checker.require_still_allowed(plan, agreement)
-    begun = {path.parent.name for path in (site.folder / "runs").glob("*/start")}
+    started = {path.parent.name for path in (site.folder / "runs").glob("*/start")}
     site.policy.require_run(
-        site.data.main_run(run), {site.data.main_run(name) for name in begun | set(site.ledger.load().runs)}
+        site.data.main_run(run), {site.data.main_run(name) for name in started | set(site.ledger.load().runs)}
     )
     site.policy_checker.require_budget(plan, run)
     return plan
 
 
 def _require_same_start(site: Site, request: Request, before: StartState) -> None:
-    """Refuse a start under the name of a run that is over, is another, or is not allowed any more."""
-    place = site.round_handler(request)
-    place.require_unfinished()
+    """Refuse a repeated start if the run is over, has other settings, or is no longer allowed."""
+    handler = site.round_handler(request)
+    handler.require_unfinished()
     if before.digest != request.digest:
-        raise RequestRefused("conflict", "This run was started here before, with other settings.")
-    place.require_participation()
-    site.policy_checker.require_budget(place.plan, request.nonce.run)
+        raise RequestRefused("conflict", "This run was started here with other settings.")
+    handler.require_participation()
+    site.policy_checker.require_budget(handler.plan, request.nonce.run)
     site.policy_checker.require_columns(before)
 
 
 def _last_released_round(site: Site, run: str) -> int:
-    """The last round that was released in a run whose files are not here: -1 as a rule, for there was none."""
+    """Return the last released round of a run whose files are lost; -1, the usual case, if there is none."""
     charges, released = site.ledger.charges(run), site.audit.run_releases(run)
     if released is not None and released.is_over:
-        raise RequestRefused("over", "The run was over here, and its files are gone.")
+        raise RequestRefused("over", "The run is over here, and its files are lost.")
     charged = [one.round for one in charges]
     rounds = charged if released is None else [number for number, _ in released.attempts]
     return max(rounds, default=-1)
 
 
 def _check_parts(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None:
-    """Whether the parts go together; before anything is computed."""
+    """Require that layout, program and reduction fit, before anything is computed."""
     if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
-        raise RequestRefused("layout", f"{layout.n_features} columns of {layout.dtype} were agreed on.")
+        raise RequestRefused(
+            "layout", f"The run has {layout.n_features} columns of {layout.dtype}, which differs from the data here."
+        )
     check_compatibility(plan.program, plan.reduction, plan.program.upload_spec(layout))
 
 
 def _match_columns(site: Site, request: Request) -> tuple[int, ...]:
-    """Where the agreed columns are here; names that are missing go to the log of the site."""
+    """Return the positions of the agreed columns. Missing names go to the site's log."""
     leaving, nonce = site.policy.leaving(site.data.columns), request.nonce
     rule, are_secret = str(request.note.get("rule", SAME)), site.data.hides_names
     order, unused = find_columns(
         request.body["columns"], leaving, nonce.run, site.key, rule=rule, are_secret=are_secret
     )
     if unused and not site.data.hides_names:
-        site.log(nonce, "note", f"Columns that are not used: {', '.join(unused)}.")
+        site.log(nonce, "note", f"Unused columns: {', '.join(unused)}.")
     places = {name: at for at, name in enumerate(site.data.columns)}
     return tuple(places[leaving[at]] for at in order)
 
@@ -203,64 +206,65 @@ def _match_columns(site: Site, request: Request) -> tuple[int, ...]:
 
 
 def finish(site: Site, request: Request) -> SiteAnswer:
-    """The run is over, once its result is kept: the last state that counted and the model stay, all else goes."""
-    place, counted = site.round_handler(request), parse_attempt(request.note.get("counted"))
-    if place.progress.finish_digest not in (None, request.digest):
-        raise RequestRefused("over", "The run has ended here before, with another model.")
+    """End a run once its result is saved. The last counted state and the model stay; other files are removed."""
+    handler, counted = site.round_handler(request), parse_attempt(request.note.get("counted"))
+    if handler.progress.finish_digest not in (None, request.digest):
+        raise RequestRefused("over", "The run has ended here with another model.")
     agreed = None
     if isinstance(site.data, HeldData):
-        agreed = _agreed_vocabulary(site, place, counted, request.body)
+        agreed = _agreed_vocabulary(site, handler, counted, request.body)
     else:
-        _save_result(site, place, request)
-    if place.progress.finish_digest is None:
-        if counted != place.progress.counted and counted in place.files.attempts():
-            place = place.advance_to(counted)
-        place = place.mark_finished(request.digest)
-    place.files.save_model(request.body)
+        _save_result(site, handler, request)
+    if handler.progress.finish_digest is None:
+        if counted != handler.progress.counted and counted in handler.files.attempts():
+            handler = handler.advance_to(counted)
+        handler = handler.mark_finished(request.digest)
+    handler.files.save_model(request.body)
     if agreed is not None:
-        place.files.save_vocabulary(VocabularyState(agreed, place.started.experiment, place.started.rows[0]))
-    place.files.keep_only({place.progress.counted} if place.progress.counted else set())
-    place.files.remove_replies()
+        handler.files.save_vocabulary(VocabularyState(agreed, handler.started.experiment, handler.started.rows[0]))
+    handler.files.keep_only({handler.progress.counted} if handler.progress.counted else set())
+    handler.files.remove_replies()
     return site.plain(request, Message({}))
 
 
-def _agreed_vocabulary(site: Site, place: RoundHandler, counted: Attempt | None, last: Message) -> Vocabulary:
-    """The words, and everybody's counts of them. Whether these can have the site's own in them is a comparison with
-    numbers that masks hide: one is answered in a run, which a refusal closes, and none where the run is not allowed any
-    more.
+def _agreed_vocabulary(site: Site, handler: RoundHandler, counted: Attempt | None, last: Message) -> Vocabulary:
+    """Return the agreed words and their counts over all sites.
+
+    Checking that these counts can include the site's own reveals a comparison with masked values. A run answers one,
+    since a refusal closes it; none if the run is no longer allowed.
     """
-    if place.progress.closed_code is not None:
-        raise RequestRefused(place.progress.closed_code, "This agreement on words was closed here before.")
-    place.require_participation()
-    require_same_data(site.data, place.started)
-    is_here = place.progress.finish_digest is None and counted in place.files.attempts()
-    agreed = vocabulary_in(place.files, counted if is_here else place.progress.counted, last)
+    if handler.progress.closed_code is not None:
+        raise RequestRefused(handler.progress.closed_code, "This agreement on words is closed here.")
+    handler.require_participation()
+    require_same_data(site.data, handler.started)
+    is_here = handler.progress.finish_digest is None and counted in handler.files.attempts()
+    agreed = vocabulary_in(handler.files, counted if is_here else handler.progress.counted, last)
     if not has_own_counts(agreed, site.data.rows):
-        place.files.save_progress(replace(place.progress, closed_code="protocol"), place.plan.source)
+        handler.files.save_progress(replace(handler.progress, closed_code="protocol"), handler.plan.source)
         raise RequestRefused(
             "protocol",
-            f"The server tells of {agreed.n_documents} documents in all, {site.data.n_rows} of which are here, and of "
-            "words in fewer, or more, of them than can be: its counts are not the sums of those that sites have sent. "
-            "Ask there. The agreement is closed here; words are agreed on again in a new run.",
+            f"The server reports {agreed.n_documents} documents, {site.data.n_rows} of them here, and impossible "
+            "counts of words: they cannot be the sums of what the sites sent. Ask the coordinator. The agreement is "
+            "closed here; start a new run to agree on words again.",
         )
     return agreed
 
 
-def _save_result(site: Site, place: RoundHandler, request: Request) -> None:
-    """What the people at the site wanted it for; it is theirs, and nothing of it leaves. It is written once."""
-    run, started = request.nonce.run, place.started
+def _save_result(site: Site, handler: RoundHandler, request: Request) -> None:
+    """Save the result for the people at the site, once. Nothing of it is sent."""
+    run, started = request.nonce.run, handler.started
     folder = (site.results or site.folder / "results") / run
-    if place.progress.finish_digest is not None and is_complete(folder):
+    if handler.progress.finish_digest is not None and is_complete(folder):
         return
     require_same_data(site.data, started)
     matrix, columns = site.data.matrix(site.data.order(started.columns)), started.columns
     parties = len(started.layout.parties)
     weighing = site.data.weighing if isinstance(site.data, CountedData) else None
-    ending = ResultWriter(run, started.experiment, place.plan.program, parties, matrix, columns, weighing)
+    ending = ResultWriter(run, started.experiment, handler.plan.program, parties, matrix, columns, weighing)
     with runtime.limit_kernel_threads(KERNEL_THREADS):
-        told = ending.save(folder, request.body)
-    if told:
-        site.log(request.nonce, "note", told)
+        note = ending.save(folder, request.body)
+    if note:
+        site.log(request.nonce, "note", note)
     if weighing is not None:
         keep_vocabulary(folder, weighing)
 
@@ -269,7 +273,7 @@ def _save_result(site: Site, place: RoundHandler, request: Request) -> None:
 
 
 def exchange_names(site: Site, request: Request) -> SiteAnswer:
-    """Ask for the names of missing columns, tell them to another site, or read them; the server cannot."""
+    """Request names of missing columns, send them to another site, or read them; the server cannot read them."""
     nonce, note = request.nonce, request.note
     own = Correspondent(site.name, nonce.run, site.data.secret, site.roster, site.key)
     if nonce.phase == ASK:
@@ -277,12 +281,12 @@ def exchange_names(site: Site, request: Request) -> SiteAnswer:
         return site.plain(request, own.asks())
     if nonce.phase == TELL:
         if not site.policy.tell_names:
-            raise RequestRefused("names", "site.toml does not let this site tell names (tell_names).")
-        place = site.round_handler(request)
-        place.require_unfinished()
-        place.require_participation()
-        own = replace(own, roster=restrict_roster(site.roster, place.started))
-        names = site.policy.leaving(place.started.columns)
+            raise RequestRefused("names", "site.toml does not allow this site to send names (tell_names).")
+        handler = site.round_handler(request)
+        handler.require_unfinished()
+        handler.require_participation()
+        own = replace(own, roster=restrict_roster(site.roster, handler.started))
+        names = site.policy.leaving(handler.started.columns)
         with _refusing_malformed():
             letter = own.tells(str(note.get("for")), request.body, names)
         return site.plain(request, letter)
@@ -294,14 +298,14 @@ def exchange_names(site: Site, request: Request) -> SiteAnswer:
 
 @contextmanager
 def _refusing_malformed() -> Iterator[None]:
-    """What cannot be a letter is refused as such."""
+    """Refuse a malformed letter."""
     try:
         yield
     except RequestRefused:
         raise
     except (PartsongError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RequestRefused(
-            "protocol", f"What was sent is not a letter between sites ({type(error).__name__})."
+            "protocol", f"The request has no valid letter between sites ({type(error).__name__})."
         ) from error
 
 
@@ -310,9 +314,9 @@ def _refusing_malformed() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """`roster`: the keys of all parties, pinned outside this protocol. `key`: what columns are hashed with, known to
-    sites alone; `results`: where models of runs that are over go, for the people at the site. `texts`: where it holds
-    these, what it works on follows from a run's words.
+    """A site. `roster`: the keys of all parties, pinned out-of-band. `key`: the shared key with which column names are
+    hashed, unknown to the server. `results`: the folder for models of finished runs. `texts`: the site's texts, if it
+    has these; its data then follow from the words of a run.
     """
 
     name: str
@@ -327,24 +331,24 @@ class Site:
 
     @property
     def ledger(self) -> SiteLedger:
-        """What was released, over all runs."""
+        """The release ledger, over all runs."""
         return SiteLedger(self.folder / "ledger.jsonl")
 
     @property
     def audit(self) -> AuditLog:
-        """What has left."""
+        """The audit log."""
         return AuditLog(self.folder / "audit.jsonl")
 
     @property
     def policy_checker(self) -> PolicyChecker:
-        """What its policy says now."""
+        """Checks against the current policy."""
         return PolicyChecker(self.name, self.policy, self.data, self.ledger, self.roster)
 
     def answer(self, data: bytes) -> bytes:
-        """The bytes to send back; they are in the audit log when this returns, or a refusal among many in its count.
-        FileError: nothing may be sent.
+        """Answer a request. The reply is in the audit log when this returns, or counted there if it is one of many
+        refusals. If FileError is raised, nothing may be sent.
 
-        A log that was edited is left as it is: what leaves then is a refusal, and it is in site.log alone.
+        An edited audit log is left unchanged: the site then only refuses, and notes it in site.log.
         """
         with self._exclusive():
             nonce = Nonce("unknown")
@@ -361,13 +365,13 @@ class Site:
             return self._record(done)
 
     def refuse(self, code: str, reason: str) -> bytes:
-        """The bytes that say no to what is not even read; in the audit log as all that leaves."""
+        """Return the bytes of a refusal of an unread request; it is in the audit log too."""
         with self._exclusive():
             return self._record(self._refusal_answer(Nonce("unknown"), Refusal(code), reason))
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """No other process answers for this site meanwhile."""
+        """Lock the site's folder: one process answers at a time."""
         make_folder(self.folder)
         with locked(self.folder / "lock", waits=True):
             yield
@@ -382,7 +386,7 @@ class Site:
 
     def _checked_answer(self, request: Request) -> SiteAnswer:
         if request.party != self.name:
-            raise RequestRefused("not-addressed", f"A request for {request.party!r} has come here.")
+            raise RequestRefused("not-addressed", f"The request is addressed to {request.party!r}.")
         require_consistent(self.ledger, self.audit, request.seen)
         if self.texts is not None:
             return facing(self, self.texts, request)._dispatch(request)
@@ -404,7 +408,7 @@ class Site:
                 return finish(self, request)
 
     def round_handler(self, request: Request) -> RoundHandler:
-        """The run that a request is about, as it stands here."""
+        """Load the run of a request, and return its handler."""
         files, started = self.run_folder(request.nonce.run), self.load_start(request.nonce.run)
         plan = self.build(started.experiment, len(started.layout.parties), self.roster)
         plan = replace(plan, reduction=bind_context(started.context, plan.reduction))
@@ -412,40 +416,40 @@ class Site:
         return RoundHandler(self.policy_checker, files, started, plan, tally, self.audit)
 
     def run_folder(self, run: str) -> RunFolder:
-        """The folder of a run, whether it is there or not."""
+        """Return the folder of a run, which need not exist."""
         return RunFolder(self.folder / "runs" / run)
 
     def load_start(self, run: str) -> StartState:
-        """What was agreed on in a run; refused where it was not started here."""
+        """Load what was agreed on in a run; refuse if it was not started here."""
         if (started := self.run_folder(run).load_start()) is None:
             raise RequestRefused("not-started", f"Run {run!r} was not started here.")
         return started
 
     def plain(self, request: Request, body: Message, note: Mapping[str, Any] | None = None) -> SiteAnswer:
-        """A reply that releases nothing, and is not kept."""
+        """Build a reply that releases nothing and is not stored."""
         reply = Reply(self.name, request.nonce, body, self.ledger.serial, note or {})
         return SiteAnswer(reply, reply.to_bytes())
 
     def _refusal_answer(self, nonce: Nonce, refusal: Refusal, reason: str) -> SiteAnswer:
-        """The code leaves, the reason is written down."""
+        """Build a refusal: the code is sent, the reason is logged."""
         self.log(nonce, refusal.code, reason)
         reply = Reply(self.name, nonce, refusal)
         return SiteAnswer(reply, reply.to_bytes())
 
     def _traceback(self) -> str:
-        """Where an error was raised; its own words only where they cannot be those of a text."""
+        """Return a traceback; without the message of the error if the site has texts, which it could quote."""
         if self.texts is None:
             return traceback.format_exc()
-        kind, _, place = sys.exc_info()
-        return "".join([*traceback.format_tb(place), "" if kind is None else kind.__name__])
+        kind, _, trace = sys.exc_info()
+        return "".join([*traceback.format_tb(trace), "" if kind is None else kind.__name__])
 
     def log(self, nonce: Nonce, code: str, reason: str) -> None:
-        """For the people at the site; nothing of it leaves."""
+        """Append to the site's log, which never leaves."""
         where = f"run {nonce.run}, round {nonce.round}, attempt {nonce.attempt}, {nonce.kind} {nonce.phase}"
         append_to_log(self.folder, code, f"{where}: {reason}")
 
     def _epsilon(self, plan: Plan | None) -> float | None:
-        """What was spent by now, at the δ of the policy."""
+        """Return ε spent so far, at the δ of the policy."""
         if plan is None or plan.release is None:
             return None
         delta = USUAL_DELTA if self.policy.privacy is None else self.policy.privacy.delta

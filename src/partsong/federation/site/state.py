@@ -1,13 +1,13 @@
-"""The folder of a run at a site. A file is the old one or the new one, and what is not finished is not there.
+"""State of a run at a site: a folder whose files are written atomically.
 
     start                     what was agreed on, and the party's first state
-    tally                     which work counts, and what the reduction keeps between sums
+    tally                     which work counts, and the state of the reduction between sums
     work-ROUND-ATTEMPT        the state after the work, and its upload
-    sent-ROUND-ATTEMPT-PHASE  the state of the sum, and the reply as it left
-    model                     what the run has ended with
-    vocabulary                of an agreement on words: those agreed on, and in how many documents of all sites they are
+    sent-ROUND-ATTEMPT-PHASE  the state of the sum, and the reply as sent
+    model                     the final model
+    vocabulary                of an agreement on words: the words and their document frequencies over all sites
 
-All are for their owner alone: W is in them, and in a masked sum keys that must not leave.
+All files are readable by their owner only: they have W and, in a masked sum, keys that must not leave.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Found = TypeVar("Found")
 @state("federation.site-start")
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """What was agreed on: the request's digest, the experiment, the layout, its columns by name, how many rows of which
-    type they had, the first state, the mark by which the same rows are known again (`data_state`), the context of
-    masks (`told_alike`), and the parties' public keys in hexadecimal digits (none where no roster was pinned, and in
-    runs that an older version has begun). `least_support`: columns that fewer rows use are set to zero in this run.
+    """What was agreed on at the start: the request's digest, the experiment, the layout, column names, number and dtype
+    of rows, the first state, the digest of the data (`mark`), the context of masks (`signing.run_context`), and the
+    parties' public keys in hexadecimal digits (none without a pinned roster, and in runs that an older version has
+    started). `least_support`: columns that fewer rows use are set to zero in this run.
     """
 
     digest: str
@@ -73,11 +73,13 @@ class StartState:
 @state("federation.site-tally")
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """The last work that counts here (None: none yet), what the reduction keeps between sums, and who was in the last
-    one, where that is known. `agreed`: the last work that the server has counted; `alone`: those after it, whose masked
-    uploads have left and were not heard in time: they count here, and the server is told. `over`: the digest of the
-    request that has ended the run; `closed`: the code of a refusal that depended on the data, and is the last answer of
-    this run; `passed`: the last round that was released before the folder of the run was lost.
+    """The last attempt that counts here (None: none yet), the reduction's state between sums, and the parties of the
+    last sum (`cohort`), if known.
+
+    `acknowledged`: the last attempt that the server has counted. `unacknowledged`: later ones whose masked uploads have
+    left but were not received in time; they count here, and replies name them. `finish_digest`: the digest of the
+    request that ended the run. `closed_code`: the code of a refusal that depended on the data, the last answer of this
+    run. `last_released`: the last round released before the folder of the run was lost.
     """
 
     counted: Attempt | None
@@ -93,7 +95,7 @@ class ProgressState:
 @state("federation.site-work")
 @dataclass(frozen=True, slots=True)
 class WorkState:
-    """An attempt that was worked on: the digest of its request, the state after it, and the upload."""
+    """The work of an attempt: the digest of its request, the state after it, and the upload."""
 
     digest: str
     state: State
@@ -103,8 +105,8 @@ class WorkState:
 @state("federation.site-reply")
 @dataclass(frozen=True, slots=True)
 class ReplyState:
-    """A phase that was answered: the digest of its request, the reduction's state after it, and the reply's bytes;
-    `company`: who has to be in the sum, where it continues a round.
+    """An answered phase: the digest of its request, the reduction's state after it, and the reply's bytes. `cohort`:
+    the parties that must be in the sum, if it continues a round.
     """
 
     digest: str
@@ -116,9 +118,7 @@ class ReplyState:
 @state("federation.site-vocabulary")
 @dataclass(frozen=True, slots=True)
 class VocabularyState:
-    """The words of an agreement, in how many documents of all sites each is; for which experiment, and over how many
-    texts of this site.
-    """
+    """Agreed words with their document frequencies over all sites, the experiment, and the number of texts here."""
 
     vocabulary: Vocabulary
     experiment: Mapping[str, Any]
@@ -127,70 +127,70 @@ class VocabularyState:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Files of one run. What is asked for and is not there is None; what is saved is on the disk when that returns."""
+    """Files of one run. Loading a missing file returns None; saved files are on disk when the call returns."""
 
     path: Path
 
     def load_start(self) -> StartState | None:
-        """What was agreed on, after the start."""
+        """Load what was agreed on at the start."""
         return self._load("start", StartState)
 
     def save_start(self, started: StartState) -> None:
-        """The tally comes first: a start without one would be none."""
+        """Save the start, after the progress: a start without progress would be invalid."""
         self._save("start", started)
 
     def load_progress(self, source: Any) -> ProgressState:
-        """Which work counts."""
+        """Load the progress."""
         return load_state(self.path / "tally", ProgressState, {"source": source})
 
     def save_progress(self, tally: ProgressState, source: Any) -> None:
-        """From here on another work counts."""
+        """Save the progress, which decides which work counts."""
         self._save("tally", tally, source)
 
     def load_work(self, at: Attempt) -> WorkState | None:
-        """The work of an attempt."""
+        """Load the work of an attempt."""
         return self._load(f"work-{at[0]}-{at[1]}", WorkState)
 
     def save_work(self, at: Attempt, worked: WorkState) -> None:
-        """Before anything of it is sent."""
+        """Save the work of an attempt, before anything of it is sent."""
         self._save(f"work-{at[0]}-{at[1]}", worked)
 
     def attempts(self) -> list[Attempt]:
-        """All that were worked on and are still here, in order."""
+        """Return the attempts whose work is still here, in order."""
         return sorted(at for _, at, _ in self._matching(WORK_FILE))
 
     def load_reply(self, at: Attempt, phase: int, source: Any) -> ReplyState | None:
-        """The answer of a phase."""
+        """Load the answer of a phase."""
         return self._load(f"sent-{at[0]}-{at[1]}-{phase}", ReplyState, source)
 
     def save_reply(self, at: Attempt, phase: int, sent: ReplyState, source: Any) -> None:
-        """Before it is sent."""
+        """Save the answer of a phase, before it is sent."""
         self._save(f"sent-{at[0]}-{at[1]}-{phase}", sent, source)
 
     def phases(self, at: Attempt) -> list[int]:
-        """The phases of an attempt that were answered, in order."""
+        """Return the answered phases of an attempt, in order."""
         return sorted(phase for _, one, phase in self._matching(REPLY_FILE) if one == at)
 
     def save_model(self, model: Message) -> None:
-        """The model that the run has ended with."""
+        """Save the final model."""
         self._save("model", model)
 
     def load_vocabulary(self) -> VocabularyState | None:
-        """The words that were agreed on."""
+        """Load the agreed words."""
         return self._load(VOCABULARY_FILE, VocabularyState)
 
     def save_vocabulary(self, agreed: VocabularyState) -> None:
-        """For the run that it was agreed on for."""
+        """Save the agreed words for the run that follows."""
         self._save(VOCABULARY_FILE, agreed)
 
     def keep_only(self, keep: set[Attempt]) -> None:
-        """Remove works and replies of other attempts than these."""
+        """Remove work and replies of all other attempts."""
         for path, at, _ in [*self._matching(WORK_FILE), *self._matching(REPLY_FILE)]:
             if at not in keep:
                 remove_file(path)
 
     def remove_replies(self) -> None:
-        """Remove all replies: the run is over."""
+        """Remove all replies after the run is over."""
         for path, _, _ in self._matching(REPLY_FILE):
             remove_file(path)
 
@@ -202,7 +202,7 @@ class RunFolder:
         save_state(self.path / name, value, {"source": source})
 
     def _matching(self, pattern: re.Pattern[str]) -> list[tuple[Path, Attempt, int]]:
-        """Files of works or of replies, with their attempts and phases (0 of works)."""
+        """Return files of work or of replies, with their attempts and phases (0 for work)."""
         if not self.path.is_dir():
             return []
         found = [(path, pattern.fullmatch(path.name)) for path in self.path.iterdir()]
@@ -210,32 +210,32 @@ class RunFolder:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file of a run, if that can be done; one that stays is not used."""
+    """Remove a file of a run, if possible; a file that stays is ignored."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def make_folder(path: Path) -> None:
-    """A folder that its owner alone can read."""
+    """Create a folder that only its owner can read."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{path} cannot be made: {error.strerror or error}. Check the folder above.") from error
+        raise FileError(f"{path} cannot be created: {error.strerror or error}. Check the parent folder.") from error
 
 
 # ---- data state -------------------------------------------------------------------------------------------------
 #
-# Whether the rows of a site are sound, and are those that a run has begun with; the reason stays at the site.
+# Check that the rows of a site are valid and are those with which a run started. The reason stays at the site.
 #
-# What is compared is a SHA-256 of the agreed columns, in their order: n_p × m numbers with their type, or of an
-# agreement its words with the number of documents that have each.
+# Compared is the SHA-256 of the agreed columns, in order: n_p × m numbers with their dtype; for an agreement on words,
+# of the words with their document frequencies.
 
 BLOCK_BYTES = 1 << 23
-"""Bytes that are looked at together."""
+"""Bytes that are hashed together."""
 
 
 class _IdentityKey:
-    """A table as a key of a cache: known by what it is and not by what is in it."""
+    """Makes a table a cache key, by identity instead of content."""
 
     __slots__ = ("rows",)
 
@@ -250,7 +250,7 @@ class _IdentityKey:
 
 
 def _cache_per_table(size: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
-    """Compute a function of a table, and of more, once in a process for a table that stays as it is."""
+    """Cache a function of a table and other arguments, by identity of the table."""
 
     def decorate(function: Callable[..., Found]) -> Callable[..., Found]:
         cached = lru_cache(maxsize=size)(lambda held, *more: function(held.rows, *more))
@@ -260,26 +260,26 @@ def _cache_per_table(size: int) -> Callable[[Callable[..., Found]], Callable[...
 
 
 def require_valid_data(data: SiteData) -> None:
-    """Refuse rows that `join` would refuse: negative, missing or infinite numbers, names that are none."""
+    """Refuse rows that `join` would refuse: negative, missing or infinite values, or invalid names."""
     if not data.hides_names and (found := _find_fault(data.rows, data.columns)):
         raise RequestRefused("data", found)
 
 
 @_cache_per_table(2)
 def rows_per_column(rows: Any) -> np.ndarray:
-    """How many rows have a value in each column."""
+    """Count the rows with a value in each column."""
     return column_supports(rows)
 
 
 @_cache_per_table(2)
 def column_energies(rows: Any) -> np.ndarray:
-    """Σ x² of each column."""
+    """Return Σ x² of each column."""
     return np.asarray(as_matrix(rows).column_energies(), np.float64)
 
 
 @_cache_per_table(1)
 def zero_rare_columns(rows: Any, order: tuple[int, ...], least: int) -> Any:
-    """These columns, in this order, with zeros in those that fewer than `least` rows use."""
+    """Return these columns, in this order, with zeros in those that fewer than `least` rows use."""
     rare = rows_per_column(rows)[list(order)] < least
     chosen = rows[:, list(order)]
     if hasattr(chosen, "tocsr"):
@@ -293,16 +293,16 @@ def zero_rare_columns(rows: Any, order: tuple[int, ...], least: int) -> Any:
 
 
 def require_same_data(data: SiteData, started: StartState) -> None:
-    """Refuse rows that are not those that a run has begun with."""
+    """Refuse rows other than those with which a run started."""
     order, (rows, type_) = data.order(started.columns), started.rows
     if (data.n_rows, data.type) != (rows, type_):
         found = f"{data.n_rows} of {data.type}"
-        raise RequestRefused("layout", f"The run began with {rows} rows of {type_}; now there are {found}.")
+        raise RequestRefused("layout", f"The run started with {rows} rows of {type_}; now there are {found}.")
     if data_digest(data.rows, order) != started.mark:
         raise RequestRefused(
             "data",
-            "The rows of this site are not those that the run began with: as many, with other numbers. Put the data "
-            "back as they were, or let a new run begin with these.",
+            "The rows of this site have changed since the run started: their number is the same, but values differ. "
+            "Restore the data, or start a new run with the new rows.",
         )
 
 
@@ -317,7 +317,7 @@ def _find_fault(rows: Any, columns: tuple[str, ...]) -> str:
 
 @_cache_per_table(2)
 def data_digest(rows: Any, order: tuple[int, ...]) -> str:
-    """By which the same rows are known again."""
+    """Return the SHA-256 that identifies the same rows."""
     found = hashlib.sha256()
     for piece in _pieces(rows, order):
         found.update(piece)
@@ -347,20 +347,20 @@ def _pieces(rows: Any, order: tuple[int, ...]) -> Iterator[bytes]:
 
 # ---- site log ---------------------------------------------------------------------------------------------------
 #
-# The log of a site, for its owner alone: reasons with names and values, which never leave.
+# The log of a site, readable by its owner only: reasons with names and values, which never leave.
 #
-# A server can ask for what is refused as often as it likes, and its own words may be in a reason: lines are cut, and a
-# log that is full takes the place of the one before it (site.log.1), so that both stay below FULL and a line.
+# A server can repeat refused requests without limit, and reasons may quote what it sent. So lines are cut, and a full
+# log replaces the one before it (site.log.1): both stay below MAX_LOG_BYTES plus one line.
 
 LOG_FILE = "site.log"
 MAX_LETTERS = 8192
-"""Letters of a text that are kept: half of them from its end, where an error says what it is."""
+"""Letters of a text that are logged: half of them from its end, where a traceback has the error."""
 MAX_LOG_BYTES = 1 << 23
 """Bytes."""
 
 
 def append_to_log(folder: Path, code: str, text: str) -> None:
-    """One line, whatever is in the text; a log that cannot be written changes nothing else."""
+    """Append one line to the site's log. Failure to write it is ignored."""
     when = datetime.now(UTC).isoformat(timespec="seconds")
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in _cut(text))
     with contextlib.suppress(OSError, ValueError):

@@ -1,11 +1,11 @@
-"""Folders as a transport, for places without a network path: requests are dropped, replies are picked up.
+"""File transport for sites without a network path: requests and replies are files in an exchange folder.
 
-    FOLDER/PARTY/in/ID.request      FOLDER/PARTY/out/ID.reply        each: a signed message (`signing.Way`)
+    FOLDER/PARTY/in/ID.request      FOLDER/PARTY/out/ID.reply        each: a signed message (`signing.Envelope`)
 
-A file that is truncated, foreign or repeated is not used, and the server waits on. An ID begins with the mark of its
-run, and goes on with the hash of the request: a server that was killed and asks again finds the reply to the same
-request, and several runs may use one folder at the same time. Files are signed, not encrypted: whoever carries them can
-read them, unless the folder or the carrier encrypts.
+A truncated, foreign or replayed file is ignored, and the server keeps waiting. An ID is a prefix for its run followed
+by the hash of the request. So a server that was killed finds the reply to the same request when it asks again, and
+several runs can share one folder. Files are signed, not encrypted: anyone who can access the folder can read them,
+unless the folder or the carrier encrypts.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ POLL = 0.5
 NO_REPLY_FILE = "no reply file in time"
 
 
-def request_transport(drop: Path, server: ServerFolder, place: RunPlace) -> Transport:
-    """The server's side, for the process that works on a run: if Flower gave it a number, it is Flower's no more."""
+def request_transport(folder: Path, server: ServerFolder, place: RunPlace) -> Transport:
+    """Return the server's file transport for a run. Flower's number of the run, if any, is dropped."""
     place.number.unlink(missing_ok=True)
-    return server.over_files(drop, place.name)
+    return server.over_files(folder, place.name)
 
 
-def answer_requests(drop: Path, site: SiteFolder, tell: Callable[[str], None]) -> None:
-    """A site's side, until it is told to stop; tells a word on each file."""
+def answer_requests(folder: Path, site: SiteFolder, report: Callable[[str], None]) -> None:
+    """Answer requests of a site until interrupted; report a line for each file."""
     party = site.answering()
-    mailbox = SiteMailbox(drop, party.name, party.sign, party.coordinator)
-    inbox = drop / site.site / "in"
+    mailbox = SiteMailbox(folder, party.name, party.sign, party.coordinator)
+    inbox = folder / site.site / "in"
     if not inbox.is_dir():
-        missing = inbox if drop.is_dir() else drop
-        tell(f"Waiting for requests in {inbox}; {missing} does not exist yet. Check the path if a run has begun.")
+        missing = inbox if folder.is_dir() else folder
+        report(f"Waiting for requests in {inbox}; {missing} does not exist yet. If a run has started, check the path.")
     with site.serving():
-        for word in mailbox.serve(party.answer, math.inf, POLL):
-            tell(word)
+        for line in mailbox.serve(party.answer, math.inf, POLL):
+            report(line)
 
 
 @dataclass(slots=True)
 class PendingFile:
-    """A request that lies in a party's folder: its ID, its file, when it was dropped, and why there is no reply yet."""
+    """A request in a party's folder: its ID (`key`), its bytes, when it was written, and why there is no reply yet."""
 
     key: str
     signed: bytes = field(repr=False)
@@ -68,8 +68,9 @@ class PendingFile:
 
 @dataclass(frozen=True, slots=True)
 class FolderTransport:
-    """The server's side: one folder for each party; `known` has the key of each, pinned beforehand. `others`: names of
-    the other runs that are being worked on now, over this folder or elsewhere.
+    """The server's side: one folder per party. `verifiers` check signatures with the pinned key of each party.
+
+    `other_runs` returns the names of other active runs, in this folder or elsewhere.
     """
 
     folder: Path
@@ -87,16 +88,17 @@ class FolderTransport:
             require_name(name, "A site")
 
     def names(self) -> tuple[str, ...]:
-        """All whose keys are pinned."""
+        """Return the parties whose keys are pinned."""
         return tuple(sorted(self.verifiers))
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | NoReply]:
-        """Drop all requests, then wait for the replies; what was not answered in time is taken back."""
+        """Write all requests, wait for the replies, and withdraw the requests that were not answered in time."""
         return ask_all(self, requests, timeout)
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Drop requests; whatever else lies in these parties' folders is taken back, unless it is of another run that
-        is being worked on. A party whose folder takes none is one that does not answer.
+        """Write requests, and remove stale files of these parties, except those of other active runs.
+
+        A party whose folder cannot be written to counts as one that does not reply.
         """
         marks = tuple(_run_prefix(run) for run in self.other_runs())
         for name, request in requests.items():
@@ -112,8 +114,8 @@ class FolderTransport:
             self.pending[name] = out
 
     def next_reply(self, timeout: float) -> SiteReply | None:
-        """Look until there is a reply; who waits longest is looked at first. A request that is gone, without a reply
-        that can be used, is dropped again after a while.
+        """Poll for a reply, longest pending first. A request that disappears without a usable reply is written again
+        after `retry_after` seconds.
         """
         until = time.monotonic() + timeout
         while True:
@@ -130,7 +132,7 @@ class FolderTransport:
             time.sleep(min(self.poll, left))
 
     def cancel(self) -> dict[str, NoReply]:
-        """Take back all that was not answered."""
+        """Withdraw all pending requests."""
         return {name: NoReply(self._withdraw(name).reason) for name in list(self.pending)}
 
     def _write_again(self, name: str, out: PendingFile) -> None:
@@ -158,8 +160,9 @@ class FolderTransport:
 
 @dataclass(frozen=True, slots=True)
 class SiteMailbox:
-    """A site's side; `server` is the server's key, pinned beforehand. `left` has files that it was done with and could
-    not take away, and when they were made: they are not looked at again.
+    """A site's side. `server` verifies signatures with the pinned key of the server.
+
+    `finished` has the modification times of handled files that could not be removed; they are skipped.
     """
 
     folder: Path
@@ -173,38 +176,39 @@ class SiteMailbox:
         require_name(self.name, "A site")
 
     def serve(self, answer: Callable[[bytes], bytes], seconds: float, poll: float = 0.05) -> Iterator[str]:
-        """Answer what comes for so long; yields a word on each file: answered, or why it was not used."""
+        """Answer requests for some seconds. Yields a line for each file: answered, or why it was not used."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             yield from self.answer_all(answer)
             time.sleep(min(poll, max(0.0, until - time.monotonic())))
 
     def answer_all(self, answer: Callable[[bytes], bytes]) -> Iterator[str]:
-        """Answer all that is there. The reply is in its place before the request goes: who is killed in between is
-        asked once more.
+        """Answer all requests that are there.
+
+        The reply is written before the request is removed: a site that is killed in between answers once more.
         """
         for path, key in self._requests():
             try:
                 self._answer(path, key, answer)
-                word = f"{key}: answered"
+                line = f"{key}: answered"
             except PartsongError as error:
-                word = f"{key}: not answered. {error}"
+                line = f"{key}: not answered. {error}"
             _remove(path)
             self.finished.pop(path.name, None)
             if os.path.lexists(path):
                 self.finished[path.name] = _modified_at(path)
-            yield word
+            yield line
 
     def _answer(self, path: Path, key: str, answer: Callable[[bytes], bytes]) -> None:
         data = _read(path, self.max_bytes)
         request = Envelope("request", self.name).verify(self.server, data)
         if not key.endswith(_request_suffix(request)):
-            raise FormatError("It is the copy of another request, and was not used.")
+            raise FormatError("It is a copy of another request, and was not used.")
         reply = Envelope("reply", self.name, request_digest(data)).sign(self.sign, answer(request))
         _write_message(self.folder / self.name / "out" / f"{key}.reply", reply)
 
     def _requests(self) -> Iterator[tuple[Path, str]]:
-        """Files by the name of a request, and their IDs."""
+        """Yield request files with their IDs."""
         try:
             paths = sorted((self.folder / self.name / "in").iterdir())
         except OSError:
@@ -216,8 +220,8 @@ class SiteMailbox:
 
 
 def _write_message(path: Path, data: bytes) -> None:
-    """Write a file so that it is whole when its name appears; FileError where its folder is a link, or cannot be
-    written to: somebody else may have made it.
+    """Write a file atomically. FileError if its folder is a symbolic link (someone else may have made it) or cannot be
+    written to.
     """
     draft = f".{secrets.token_hex(8)}.draft"
     try:
@@ -236,13 +240,13 @@ def _write_message(path: Path, data: bytes) -> None:
             os.close(folder)
     except OSError as error:
         raise FileError(
-            f"{path} cannot be written: {error.strerror or error}. Its folder has to be one that both sides can write "
-            "to, and no link, on a disk with space."
+            f"{path} cannot be written: {error.strerror or error}. Use a folder, not a link, that both sides can "
+            "write to, on a disk with free space."
         ) from error
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    """A file's bytes; whatever else has its name (a link, a pipe, a folder) is not read, and not waited for."""
+    """Return a file's bytes. Links, pipes and folders of that name are not read, and cannot block the caller."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
@@ -254,11 +258,13 @@ def _read(path: Path, max_bytes: int) -> bytes:
             os.close(descriptor)
     except OSError as error:
         raise FileError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    raise FormatError(f"{path.name} is no file, or longer than the {max_bytes} bytes that are taken; it was not read.")
+    raise FormatError(
+        f"{path.name} is not a regular file, or longer than the limit of {max_bytes} bytes. It was not read."
+    )
 
 
 def _remove_stale(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...]) -> None:
-    """Take away what was left by a server that was killed; files whose IDs begin in one of these ways stay."""
+    """Remove files that a killed server has left. Files whose IDs start with one of `keep` stay."""
     with contextlib.suppress(OSError):
         for path in () if folder.is_symlink() else list(folder.iterdir()):
             found = pattern.fullmatch(path.name)
@@ -267,7 +273,7 @@ def _remove_stale(folder: Path, pattern: re.Pattern[str], keep: tuple[str, ...])
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a link or an empty folder, if that can be done."""
+    """Remove a file, a link or an empty folder, if possible."""
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(path.lstat().st_mode):
             path.rmdir()
@@ -283,10 +289,10 @@ def _modified_at(path: Path) -> int:
 
 
 def _run_prefix(run: str) -> str:
-    """How IDs of a run begin."""
+    """The prefix of the IDs of a run."""
     return hashlib.sha256(run.encode()).hexdigest()[:8]
 
 
 def _request_suffix(request: bytes) -> str:
-    """How the ID of a request ends."""
+    """The suffix of the ID of a request."""
     return hashlib.sha256(request).hexdigest()[:24]

@@ -1,7 +1,7 @@
-"""Flower as a transport: requests are pushed to nodes, replies are pulled, whatever does not come in time is lost.
+"""Flower transport: push requests to nodes and pull replies. A site that does not reply in time is lost.
 
-Requests may be pushed more than once: a site answers the same request with the same bytes. Names are bound to nodes by
-the keys under which the nodes were registered.
+A request may be pushed more than once: a site answers the same request with the same bytes. Site names are bound to
+nodes by the keys with which the nodes were registered.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from partsong.federation.transports.base import MAX_MESSAGE_BYTES, NoReply, Site
 
 # ---- messages ---------------------------------------------------------------------------------------------------
 #
-#     message.content["about"]: number of bytes and SHA-256; "whole": the bytes, where they are few
-#                    ["arrays"]: "0", "1", …, pieces of the bytes, where they are many
+#     message.content["about"]: number of bytes and SHA-256; for short messages also the bytes ("whole")
+#                    ["arrays"]: for long messages, pieces of the bytes: "0", "1", …
 #
-# Flower cuts an array into objects of 5 MB that travel once where they are equal, so that a model for all sites is sent
-# to the server's store once. Every object costs Flower four calls on its way, and an array is four objects: few bytes
-# go without.
+# Flower cuts an array into objects of 5 MB and sends equal ones once, so that a model for all sites is stored once at
+# the server. Every object costs Flower four calls, and an array is four objects, so short messages avoid arrays.
 
 MESSAGE_TYPE = "query.partsong"
 PIECE_BYTES = 1 << 26
@@ -32,17 +31,17 @@ SMALL_BYTES = 1 << 18
 
 
 def request_message(data: bytes, node: int, patience: float) -> Any:
-    """A message to a node."""
+    """Build a message to a node."""
     return _flwr().Message(_content(data), node, MESSAGE_TYPE, ttl=patience)
 
 
 def reply_message(message: Any, data: bytes) -> Any:
-    """A message back."""
+    """Build the reply to a message."""
     return _flwr().Message(_content(data), reply_to=message)
 
 
 def message_bytes(message: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """The bytes in a message; FormatError where they are not whole, or too many."""
+    """Return the bytes in a message; FormatError if they are incomplete or too many."""
     try:
         about = message.content["about"]
         size, digest = int(about["bytes"]), str(about["sha256"])
@@ -52,12 +51,12 @@ def message_bytes(message: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
             arrays = message.content["arrays"]
             pieces = [arrays[str(number)].data for number in range(len(arrays))]
     except Exception as error:
-        raise FormatError("a message of Flower does not hold what it should") from error
+        raise FormatError("the content of a Flower message is not what it should be") from error
     if size > max_bytes or sum(map(len, pieces)) != size:
-        raise FormatError("a message of Flower is cut short, or longer than is taken")
+        raise FormatError("a Flower message is truncated, or longer than the limit")
     data = b"".join(pieces)
     if hashlib.sha256(data).hexdigest() != digest:
-        raise FormatError("a message of Flower was changed on its way")
+        raise FormatError("a Flower message was changed in transit")
     return data
 
 
@@ -86,7 +85,7 @@ def _flwr() -> Any:
 
 @dataclass(slots=True)
 class PullCall:
-    """One call for replies, until when it may last, and what came of it."""
+    """One call for replies, with its deadline and its result."""
 
     ids: frozenset[str]
     deadline: float
@@ -96,11 +95,11 @@ class PullCall:
 
     @property
     def is_late(self) -> bool:
-        """Whether it has lasted for too long."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
     def run(self, grid: Any) -> None:
-        """The call itself."""
+        """Make the call."""
         try:
             self.replies = list(grid.pull_messages(sorted(self.ids)))
         except Exception as error:
@@ -111,11 +110,11 @@ class PullCall:
 
 @dataclass(slots=True)
 class PullCalls:
-    """Calls for replies, of which none holds up the others.
+    """Calls for replies, none of which blocks the others.
 
-    A site that is killed while it sends a reply leaves one that is not whole, and Flower 1.41's call for it, with all
-    replies that it was made for, waits for the rest for three minutes. So each call has a thread of its own, and one
-    that has lasted `patience` seconds, and what `slowest` bytes a second need, is left behind.
+    A site that is killed while it sends leaves an incomplete reply. A call of Flower 1.41 for such a reply blocks for
+    three minutes, with all other replies it asks for. So each call has its own thread. It is abandoned after `patience`
+    seconds plus the transfer time at `min_bytes_per_second`.
     """
 
     patience: float = 5.0
@@ -123,12 +122,13 @@ class PullCalls:
     calls: list[PullCall] = field(default_factory=list)
 
     def abandoned(self) -> frozenset[str]:
-        """The messages of calls that take too long."""
+        """Return the messages of calls that take too long."""
         return frozenset(given for pull in self.calls if pull.is_late for given in pull.ids)
 
     def replies(self, grid: Any, sizes: Mapping[str, int], timeout: float) -> list[Any]:
-        """What has come, of these messages, whose replies have about so many bytes, and of calls from before; an error
-        of a call is raised.
+        """Return replies that have arrived, to these messages (with expected bytes) and of earlier calls.
+
+        Raises the error of a call if there is no reply.
         """
         current = next((pull for pull in self.calls if not pull.is_late), None)
         free = sizes.keys() - {given for pull in self.calls for given in pull.ids}
@@ -151,16 +151,16 @@ class PullCalls:
 # ---- transport --------------------------------------------------------------------------------------------------
 
 APP_ERRORS = {1: "its app could not be loaded", 2: "its app failed", 7: "it refused the app"}
-"""Flower's error codes that do not go away by waiting, and what they mean."""
+"""Flower's error codes that waiting does not resolve, and their meaning."""
 MAX_APP_FAILURES = 3
 MAX_TTL = 86400.0
-"""Seconds after which Flower forgets a message, at most."""
+"""The longest time in seconds for which Flower stores a message."""
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """One site while it is asked: until when, messages that were pushed, when, to which life of its node, and how it is
-    going.
+    """A pending request to one site: its deadline, the pushed messages, when, to which activation of its node, and its
+    failures.
     """
 
     request: bytes = field(repr=False)
@@ -170,16 +170,15 @@ class PendingRequest:
     activation: str = ""
     failures: int = 0
     is_out: bool = False
-    reason: str = "nothing was heard in time"
+    reason: str = "no reply in time"
 
 
 @dataclass(slots=True)
 class FlowerTransport:
     """Sites behind a Flower grid; `nodes` says which node is which site.
 
-    A request is pushed again when its node was started anew since, and after `again` seconds without a reply. Replies
-    to requests that others took the place of are never looked at. A site that was waited for in vain is not waited for
-    again before its node is back.
+    A request is pushed again when its node has restarted, and after `retry_after` seconds without a reply. Replies to
+    replaced requests are ignored. A site that did not reply in time is not waited for again until its node is back.
     """
 
     grid: Any = field(repr=False)
@@ -191,27 +190,27 @@ class FlowerTransport:
     pulls: PullCalls = field(default_factory=PullCalls, repr=False)
     pending: dict[str, PendingRequest] = field(default_factory=dict, repr=False)
     replies: dict[str, bytes | NoReply] = field(default_factory=dict, repr=False)
-    """Replies that were pulled and not handed out yet."""
+    """Replies that were pulled but not returned yet."""
     unresponsive: set[str] = field(default_factory=set, repr=False)
-    """Sites that were waited for in vain."""
+    """Sites that did not reply in time."""
     activations: Mapping[int, str] = field(default_factory=dict, repr=False)
-    """When each node that is there was last started, `looked` at then."""
+    """When each present node was last activated, as of `refreshed_at`."""
     refreshed_at: float = -math.inf
 
     def __post_init__(self) -> None:
         if len(set(self.nodes.values())) < len(self.nodes):
-            raise ParameterError("Two sites have the same node. Register a key of its own for each.")
+            raise ParameterError("Two sites have the same node. Register a separate key for each site.")
 
     def names(self) -> tuple[str, ...]:
-        """All whose nodes are registered."""
+        """Return the sites whose nodes are registered."""
         return tuple(sorted(self.nodes))
 
     def ask(self, requests: Mapping[str, bytes], timeout: float) -> dict[str, bytes | NoReply]:
-        """Push all requests, then pull until all are answered or time is up; late replies are never looked at."""
+        """Push all requests and pull until all are answered or time is up. Late replies are ignored."""
         return ask_all(self, requests, timeout)
 
     def push(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Hand requests over; who cannot be reached now is tried again when replies are waited for."""
+        """Push requests. Those that fail are retried while waiting for replies."""
         if self.unresponsive & requests.keys() or not self.activations:
             self._refresh_nodes()
         until = time.monotonic() + timeout
@@ -219,11 +218,11 @@ class FlowerTransport:
             self.pending[name] = PendingRequest(request, until)
             self.replies.pop(name, None)
             if name in self.unresponsive and self.activations and self.nodes[name] not in self.activations:
-                self.replies[name] = NoReply("its node is still not there")
+                self.replies[name] = NoReply("its node is still absent")
         self._push_due()
 
     def next_reply(self, timeout: float) -> SiteReply | None:
-        """Pull until there is a reply; nodes that were started anew are asked again meanwhile."""
+        """Pull until there is a reply. Restarted nodes are asked again meanwhile."""
         until = time.monotonic() + timeout
         while not self.replies:
             self._push_due()
@@ -243,7 +242,7 @@ class FlowerTransport:
         return name, reply
 
     def cancel(self) -> dict[str, NoReply]:
-        """Forget all that was not answered: what comes of it later is not looked at."""
+        """Drop all pending requests; later replies to them are ignored."""
         left = {name: NoReply(one.reason) for name, one in self.pending.items()}
         self.unresponsive |= set(left)
         self.pending.clear()
@@ -251,7 +250,7 @@ class FlowerTransport:
         return left
 
     def _push_due(self) -> None:
-        """Push to all that have not been asked yet, whose node began anew, or that were silent for long."""
+        """Push the requests that were not pushed yet, whose node has restarted, or whose reply is overdue."""
         now, behind = time.monotonic(), self.pulls.abandoned()
         waiting = {name: one for name, one in self.pending.items() if name not in self.replies}
         if not self.activations or any(self.refresh_after < now - one.pushed_at < math.inf for one in waiting.values()):
@@ -273,14 +272,14 @@ class FlowerTransport:
             ids = list(self.grid.push_messages(messages)) or ids
         except Exception as error:
             for one in due.values():
-                one.reason = f"the request could not be handed over ({type(error).__name__})"
+                one.reason = f"the request could not be sent ({type(error).__name__})"
         for one, given in zip(due.values(), ids, strict=True):
             one.is_out = given is not None
             if given is not None:
                 one.ids.append(given)
 
     def _pull(self, timeout: float) -> list[Any]:
-        """Replies to requests that are out."""
+        """Pull replies to pending requests."""
         sizes = {given: len(one.request) for one in self.pending.values() for given in one.ids}
         if not sizes:
             return []
@@ -292,7 +291,7 @@ class FlowerTransport:
             return []
 
     def _record_reply(self, reply: Any) -> None:
-        """Note what a reply says, unless its request is not out any more or was answered well already."""
+        """Record a reply, unless its request is no longer pending or has a valid reply."""
         given = reply.metadata.reply_to_message_id
         name = next((name for name, one in self.pending.items() if given in one.ids), None)
         if name is None:
@@ -305,7 +304,7 @@ class FlowerTransport:
             self.replies[name] = self._content_from(name, reply)
             return
         code = reply.error.code
-        one.reason = APP_ERRORS.get(code, f"its node was not there (Flower's code {code})")
+        one.reason = APP_ERRORS.get(code, f"its node was absent (Flower's code {code})")
         one.failures += code in APP_ERRORS
         if one.failures >= MAX_APP_FAILURES:
             self.replies[name] = NoReply(one.reason)
@@ -321,7 +320,7 @@ class FlowerTransport:
             return NoReply(str(error))
 
     def _refresh_nodes(self) -> None:
-        """See when each node that is there was last started, where that was not done just now."""
+        """Read when each present node was last activated, at most every `refresh_after` seconds."""
         if time.monotonic() - self.refreshed_at > self.refresh_after:
             self.activations, self.refreshed_at = self._read_activations(), time.monotonic()
 
