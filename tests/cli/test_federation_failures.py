@@ -138,7 +138,7 @@ def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, t
         left_draft(place.experiment, "method")
     (tmp_path / "trial.toml").write_text(EXPERIMENT)
     words = (server, tmp_path / "trial.toml", "trial", False, Engine.FILES)
-    place, seed = federation_server._prepared(*words)
+    place, seed = federation_server._prepare_run(*words)
     assert place.experiment.read_text() in (EXPERIMENT, f"seed = {seed}\n{EXPERIMENT}")
 
 
@@ -236,16 +236,16 @@ def test_a_file_of_the_server_that_is_gone_or_damaged_is_named_with_the_way_out(
     whole = told(*status)
     file.unlink() if content is None else file.write_bytes(content)
     said = told(*status, code=1)
-    assert list(said["to_mend"]) == [what]
-    assert str(file) in said["to_mend"][what]
-    assert way_out in said["to_mend"][what]
-    assert ("cannot be read: No such file" in said["to_mend"][what]) == (content is None)
+    assert list(said["problems"]) == [what]
+    assert str(file) in said["problems"][what]
+    assert way_out in said["problems"][what]
+    assert ("cannot be read: No such file" in said["problems"][what]) == (content is None)
     assert (said["sites"], said["runs"]) == (whole["sites"], whole["runs"])
-    assert f"TO MEND: {said['to_mend'][what]}" in invoke(*status, code=1).stdout
-    with pytest.raises((FileError, FormatError), match=re.escape(said["to_mend"][what])):
+    assert f"PROBLEM: {said['problems'][what]}" in invoke(*status, code=1).stdout
+    with pytest.raises((FileError, FormatError), match=re.escape(said["problems"][what])):
         server.require_valid()
     if what == "certificate":
-        invoke(*shlex.split(said["to_mend"][what].rpartition("with: partsong ")[2]))
+        invoke(*shlex.split(said["problems"][what].rpartition("with: partsong ")[2]))
     else:
         with pytest.raises((FileError, FormatError), match=f"{file}.*Put your own copy back"):
             server.renewed()
@@ -258,7 +258,7 @@ def test_a_file_of_the_server_that_is_gone_or_damaged_is_named_with_the_way_out(
 def test_status_without_the_coordinator_s_key_tells_what_there_is(server, told):
     (server.path / "coordinator.key").unlink()
     said = told("federation", "status", "--folder", server.path, code=1)
-    assert "coordinator.key cannot be read" in said["to_mend"]["coordinator_key"]
+    assert "coordinator.key cannot be read" in said["problems"]["coordinator_key"]
     assert (said["fingerprint"], said["sites"], said["certificate_days"]) == (None, {"north": "unknown"}, 397)
 
 

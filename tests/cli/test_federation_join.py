@@ -396,7 +396,7 @@ def test_who_has_lost_the_pinned_roster_takes_none_unseen(here, told, newer):
 def test_a_roster_that_is_given_while_the_node_runs_is_taken_and_used_by_it(here, invoke, newer):
     site = SiteFolder.at(here / "site-north")
     party = site.answering()
-    told = Experiment("exact", 2, 1, secure_aggregation=True, mask_bound=1e6).told()
+    told = Experiment("exact", 2, 1, secure_aggregation=True, mask_bound=1e6).to_dict()
     hello = Request("north", Nonce("r"), note={"parties": sorted(newer.keys), "experiment": told})
     words = ("federation", "join", "north.zip", "--yes", "--exchange-folder", "drop")
     with held(site.lock, ""):

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from partsong.errors import SiteLost
-from partsong.federation.commands.server import _run_to_end, line_of
-from partsong.federation.commands.status import _run_told
+from partsong.federation.commands.server import _run_to_end, format_progress
+from partsong.federation.commands.status import _describe_run
 from partsong.federation.flower import control as following
 from partsong.federation.flower.control import FlowerRunStatus, ServerError
 from partsong.federation.locks import holder_of
@@ -116,7 +116,7 @@ def test_that_a_run_is_started_is_told_before_its_process_is_up(place, monkeypat
     control = Slow(FlowerRunStatus("finished", "completed"))
     follow(place, control, monkeypatch, told)
     assert len(control.started) == len(told) == 1
-    assert line_of(told[0]).startswith(f"starting the server's part of run {place.name!r}")
+    assert format_progress(told[0]).startswith(f"starting the server process of run {place.name!r}")
 
 
 @pytest.mark.parametrize("kind", ["mild", "stubborn"])
@@ -169,7 +169,7 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
     place.result.write_text(FAILED)
     with pytest.raises(ServerError, match="No server answers"):
         follow(place, Down(FlowerRunStatus("unknown")), monkeypatch)
-    assert _run_told(place)["status"] == "failed"
+    assert _describe_run(place)["status"] == "failed"
 
     class Killed(Control):
         def start(self, name):
@@ -178,8 +178,8 @@ def test_how_a_run_has_failed_is_told_until_it_is_started_again(place, monkeypat
 
     with pytest.raises(ServerError, match="without a result"):
         follow(place, Killed(FlowerRunStatus("finished", "failed")), monkeypatch)
-    told = _run_told(place)
-    assert told["status"] == "broken off"
+    told = _describe_run(place)
+    assert told["status"] == "interrupted"
     assert told["resume"].endswith("--resume")
     assert [path.name for path in place.folder.iterdir()] == [place.number.name]
 
@@ -208,7 +208,7 @@ def test_over_files_too_what_has_failed_goes_once_it_is_worked_on(place, monkeyp
     place.result.write_text(FAILED.replace("failed", before))
     with pytest.raises(KeyboardInterrupt):
         _run_to_end(None, place, place.folder / "drop", lambda line: None)
-    assert _run_told(place)["status"] == ("done" if before == "done" else "broken off")
+    assert _describe_run(place)["status"] == ("done" if before == "done" else "interrupted")
 
 
 def test_steps_exchanges_and_whom_a_run_waits_for_are_told_from_its_files(place, monkeypatch):

@@ -24,8 +24,8 @@ from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import FileError, ParameterError
 from partsong.federation.commands import server as federation_server
-from partsong.federation.commands.server import _forget, line_of
-from partsong.federation.commands.status import _run_told
+from partsong.federation.commands.server import _discard_run, format_progress
+from partsong.federation.commands.status import _describe_run
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower import control
 from partsong.federation.ledger import SiteLedger
@@ -155,7 +155,7 @@ def test_status_tells_how_a_run_over_files_goes_on_that_was_broken_off(place, to
         broken.setattr(files, "request_transport", lambda *places: (_ for _ in ()).throw(KeyboardInterrupt))
         invoke(*over, code=130)
     run = told("federation", "status", "--folder", tmp_path / "liver")["runs"]["first"]
-    assert run["status"] == "broken off"
+    assert run["status"] == "interrupted"
     assert f"it goes on with: {run['resume']}" in invoke("federation", "status", "--folder", tmp_path / "liver").stdout
     monkeypatch.setattr(files, "request_transport", lambda drop, *others: opened.append(drop) or sites)
     (tmp_path / "elsewhere").mkdir()
@@ -177,8 +177,8 @@ def test_runs_that_are_worked_on_may_use_one_folder_for_files(place, tmp_path):
 
 def test_the_line_of_those_who_are_waited_for():
     told = {"waiting": ["east", "north"], "answered": 2, "of": 4}
-    assert line_of(told) == "waiting for east, north (2 of 4 have answered)"
-    assert line_of({"waiting": ["east"]}) == "waiting for east"
+    assert format_progress(told) == "waiting for east, north (2 of 4 have answered)"
+    assert format_progress({"waiting": ["east"]}) == "waiting for east"
 
 
 def test_what_is_not_given_again_is_as_it_was_before(place, told, tmp_path, monkeypatch):
@@ -317,7 +317,7 @@ def test_a_run_that_is_just_starting_is_not_broken_off(admitted, told, invoke):
         assert "starting" in invoke(*status).stdout
         (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
         assert "Another command follows run 'first'" in told(*WORDS, "--resume", code=1)["error"]
-    assert told(*status)["runs"]["first"]["status"] == "broken off"
+    assert told(*status)["runs"]["first"]["status"] == "interrupted"
 
 
 @pytest.mark.parametrize("number", [None, "7"])
@@ -339,7 +339,7 @@ def test_a_run_that_is_just_starting_is_not_called_over_by_stop(admitted, told, 
         said = told(*stop, code=1)["error"]
         assert "is just starting" in said
         assert f"process {os.getpid()}" in said
-    assert "it was never started, is over, or was broken off" in told(*stop, code=1)["error"]
+    assert "it was never started, has ended, or can be resumed" in told(*stop, code=1)["error"]
 
 
 def test_the_name_of_a_run_is_freed_but_for_its_locks(admitted):
@@ -350,21 +350,21 @@ def test_the_name_of_a_run_is_freed_but_for_its_locks(admitted):
         path.write_text("")
     before = {path: path.stat().st_ino for path in (place.lock, place.command)}
     with held(place.command, "busy"), pytest.raises(FileError, match="another process"):
-        _forget(place)
+        _discard_run(place)
     assert place.settings.exists()
-    _forget(place)
+    _discard_run(place)
     assert {path: path.stat().st_ino for path in place.folder.iterdir()} == before
 
 
 def test_the_command_that_starts_a_run_is_seen_until_it_ends(admitted, told, monkeypatch):
     def starting(server, place, drop, tell):
-        assert _run_told(place)["status"] == "starting"
+        assert _describe_run(place)["status"] == "starting"
         raise FileError("enough")
 
     monkeypatch.setattr(federation_server, "_run_to_end", starting)
     (admitted / "first.toml").write_text(EXPERIMENT.format("1e6"))
     assert told(*WORDS, code=1)["error"] == "enough"
-    assert _run_told(ServerFolder.at(admitted / "liver").run("first"))["status"] == "broken off"
+    assert _describe_run(ServerFolder.at(admitted / "liver").run("first"))["status"] == "interrupted"
 
 
 def test_status_says_why_a_run_has_failed_and_what_can_be_done(admitted, told, invoke):
@@ -419,7 +419,7 @@ def test_a_run_over_files_between_processes_is_that_of_one_process_bit_for_bit(f
         for node in nodes:
             node.kill()
             node.wait()
-    plan = build_plan(Experiment.read(tmp_path / "experiment.toml").told(), 3, None)
+    plan = build_plan(Experiment.read(tmp_path / "experiment.toml").to_dict(), 3, None)
     shards = [Shard(site, as_matrix(np.load(tmp_path / f"{site}.npy"))) for site in SITES]
     *_, last = Sequential().run(plan.program, shards, Schedule(plan.exchanges, 3), reduction=plan.reduction)
     expected = np.asarray(plan.program.components(last.checkpoint.server))
@@ -543,7 +543,7 @@ def test_a_run_over_files_that_was_stopped_goes_on(federation, told, tmp_path):
 @pytest.mark.parametrize(("heard", "said"), [(["east"], "1 site,"), (["east", "north"], "2 sites,")])
 def test_one_site_is_not_several(heard, said):
     told = {"round": 1, "rounds": 3, "participants": heard, "refused": {}, "bytes_up": {"east": 8}, "bytes_down": 8}
-    assert f"exchange 1 of 3: {said}" in line_of({**told, "seconds": 0.1})
+    assert f"exchange 1 of 3: {said}" in format_progress({**told, "seconds": 0.1})
 
 
 HEAD = "rank = 2\nrounds = 4\nseed = 6\n"
@@ -670,7 +670,7 @@ def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, invo
         assert sorted((results / "vocabulary.txt").read_text().split()) == sorted(COMMON)
         assert set(load_model(results / "model.safetensors").feature_names) == set(COMMON)
         runs = told("federation", "status", "--folder", f"site-{site}")["runs"]
-        assert {name: run["status"] for name, run in runs.items()} == {"first": "over", "first.words": "over"}
+        assert {name: run["status"] for name, run in runs.items()} == {"first": "finished", "first.words": "finished"}
 
 
 def test_what_leaves_is_shown_and_no_word_of_a_text_is(joined, invoke, tmp_path):

@@ -492,7 +492,7 @@ def test_status_at_a_site_says_what_was_spent_and_where_results_are(joined, told
     list(run_experiment(Experiment("fedavg", 2, 1), transport, tmp_path / "run", "first"))
     said = told("federation", "status", "--folder", "site-north")
     result = tmp_path / "site-north" / "results" / "first"
-    assert said["runs"] == {"first": {"status": "over", "result": str(result)}}
+    assert said["runs"] == {"first": {"status": "finished", "result": str(result)}}
     assert (said["releases"], said["audit"]["is_sound"], said["shared_key"]) == (1, True, False)
     assert (said["releases_without_noise"], said["epsilon_spent"]) == (1, None)
     assert str(result) in invoke("federation", "status", "--folder", "site-north").stdout

@@ -115,15 +115,15 @@ def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
     server.admit(site.card())
     site.pin(server.roster(), server.roster().fingerprint)
     whole = told(*STATUS)
-    assert whole["to_mend"] == {}
+    assert whole["problems"] == {}
     if content is None:
         (site.path / name).unlink()
     else:
         (site.path / name).write_bytes(content)
     said = told(*STATUS, code=1)
-    assert list(said["to_mend"]) == [what]
-    assert str(site.path / name) in said["to_mend"][what]
-    assert way_out in said["to_mend"][what]
+    assert list(said["problems"]) == [what]
+    assert str(site.path / name) in said["problems"][what]
+    assert way_out in said["problems"][what]
     rest = (
         "releases",
         "releases_without_noise",
@@ -135,7 +135,7 @@ def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
     )
     assert {key: said[key] for key in rest} == {key: whole[key] for key in rest}
     text = invoke(*STATUS, code=1).stdout
-    assert f"TO MEND: {said['to_mend'][what]}" in text
+    assert f"PROBLEM: {said['problems'][what]}" in text
     assert "Released: 1 times" in text
     assert "none yet" not in text
     assert "Shared key: NONE" not in text

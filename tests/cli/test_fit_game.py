@@ -114,7 +114,7 @@ def test_what_makes_no_sense_between_parties(invoke, parts):
     assert "Use --method" in invoke(*fit, "--solver", "game", code=2).stderr
     assert "moves all players at once" in invoke(*fit, "--method", "game", "--game-order", "alternating", code=2).stderr
     assert "--step is for game" in invoke(*fit, "--method", "fedavg", "--step", 0.1, code=2).stderr
-    assert "one start" in invoke(*fit, "--method", "game", "--init-mode", "local", code=2).stderr
+    assert "start from one H" in invoke(*fit, "--method", "game", "--init-mode", "local", code=2).stderr
 
 
 def test_help_has_all_of_it(invoke):

@@ -75,7 +75,7 @@ class Federation:
         return InProcess({name: self.sites.get(name, self.site(name)).answer for name in self.names})
 
     def plan(self):
-        return self.build(self.experiment.told(), len(self.names), None)
+        return self.build(self.experiment.to_dict(), len(self.names), None)
 
     def rounds(self, transport=None, **settings):
         server, transport = self.folder / "server", transport or self.transport()
@@ -302,7 +302,7 @@ class TextFederation:
         return InProcess({name: self.sites.get(name, self.site(name)).answer for name in self.names})
 
     def plan(self):
-        return build_plan(self.experiment.told(), len(self.names), self.roster())
+        return build_plan(self.experiment.to_dict(), len(self.names), self.roster())
 
     def rounds(self, transport=None):
         own = (self.experiment, transport or self.transport(), self.folder / "server", self.run)

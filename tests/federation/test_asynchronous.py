@@ -93,7 +93,7 @@ def test_the_order_is_the_one_in_which_sites_were_heard(tmp_path):
 
 @pytest.mark.parametrize("order", [("east",) * 3, ("south", "north", "south", "east"), ("north", "east", "north") * 2])
 def test_one_process_repeats_any_order(order):
-    plan, names = build_plan(Experiment("asyn-sd", 2, 3, local_steps=1).told(), 3, None), ("east", "north", "south")
+    plan, names = build_plan(Experiment("asyn-sd", 2, 3, local_steps=1).to_dict(), 3, None), ("east", "north", "south")
     engine = Asynchronous(RecordedOrder(order=order))
     done = list(engine.run(plan.program, shards_of(names), Schedule(len(order)), reduction=plan.reduction))
     assert tuple(one.participants[0] for one in done) == order

@@ -180,10 +180,10 @@ def test_keys_are_those_of_the_programs():
 @pytest.mark.parametrize("name", RUNS)
 def test_no_key_is_without_effect_and_a_site_is_told_all_of_them(tmp_path, name):
     experiment = run_of(name, tmp_path)
-    assert Experiment.from_table(experiment.told()) == experiment
+    assert Experiment.from_table(experiment.to_dict()) == experiment
     kept = {"step", "self_play", "columns_sketch", "first", "first_rounds", "local_steps"}
     for key in experiment.options.keys() - kept:
-        table = {one: value for one, value in experiment.told().items() if one != key}
+        table = {one: value for one, value in experiment.to_dict().items() if one != key}
         assert Experiment.from_table(table).program(3) != experiment.program(3), key
 
 
@@ -201,7 +201,7 @@ def test_methods_without_such_keys_are_told_as_before():
         "mask_bound",
         "columns",
     )
-    assert set(experiment_of(method="fnmf").told()) == {*told, "privacy"}
+    assert set(experiment_of(method="fnmf").to_dict()) == {*told, "privacy"}
 
 
 @pytest.mark.parametrize(

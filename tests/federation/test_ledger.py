@@ -37,7 +37,7 @@ DELTA = 1e-5
 
 
 def hello_of(federation, run="run-2"):
-    note = {"experiment": federation.experiment.told(), "parties": list(federation.names)}
+    note = {"experiment": federation.experiment.to_dict(), "parties": list(federation.names)}
     return Request("east", Nonce(run), note=note)
 
 

@@ -211,7 +211,7 @@ class Pinned(Federation):
         return replace(super().site(name), roster=ROSTER, data=data, **changes)
 
     def plan(self):
-        return build_plan(self.experiment.told(), 3, ROSTER)
+        return build_plan(self.experiment.to_dict(), 3, ROSTER)
 
 
 def lied_to(tmp_path, change, **experiment):

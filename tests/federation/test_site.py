@@ -524,7 +524,7 @@ def test_a_policy_that_was_tightened_holds_at_once(tmp_path):
 
 def test_a_key_of_the_sites_changes_all_hashes_and_so_does_the_run(tmp_path):
     federation = Federation(tmp_path, Experiment("exact", 3, 2))
-    note = {"experiment": federation.experiment.told(), "parties": list(federation.names)}
+    note = {"experiment": federation.experiment.to_dict(), "parties": list(federation.names)}
     hello = Request("east", Nonce("run-1"), note=note)
     other = replace(hello, nonce=Nonce("run-2"))
     keyed = federation.site("east", key=b"shared among sites")

@@ -205,7 +205,7 @@ def test_a_server_cannot_fill_the_log(tmp_path):
     federation = in_the_open(tmp_path)
     site, log = federation.site("east"), tmp_path / "east" / "site.log"
     names = ["x" * 1_000_000, "y" * 2_000_000]
-    note = {"experiment": federation.experiment.told(), "parties": names}
+    note = {"experiment": federation.experiment.to_dict(), "parties": names}
     assert said(site, Request("east", Nonce("q"), note=note)) == "roster"
     [line] = log.read_text().splitlines()
     assert len(line) < MAX_LETTERS + 200

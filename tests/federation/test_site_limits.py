@@ -290,7 +290,7 @@ def test_masked_numbers_are_bounded_by_no_less_than_the_site_allows(tmp_path):
     for bound, is_allowed in ((1e4, False), (1e5, True), (None, True)):
         experiment = Experiment("exact", 3, 1, secure_aggregation=True, mask_bound=bound)
         site = Federation(tmp_path, experiment, policy=policy).site("east")
-        note = {"experiment": experiment.told(), "parties": ["east", "north", "south"]}
+        note = {"experiment": experiment.to_dict(), "parties": ["east", "north", "south"]}
         assert said(site, Request("east", Nonce("run-1"), note=note)) == (None if is_allowed else "mask-bound")
     with pytest.raises(ParameterError, match="minimum_mask_bound"):
         Policy.from_table({"minimum_mask_bound": -1})
@@ -379,7 +379,7 @@ def test_names_are_told_in_a_run_under_way_to_those_who_know_the_shared_key(tmp_
 
 def test_a_log_has_one_line_for_each_refusal_whatever_names_hold(tmp_path):
     federation = in_the_open(tmp_path)
-    site, told = federation.site("east"), federation.experiment.told()
+    site, told = federation.site("east"), federation.experiment.to_dict()
     for number, name in enumerate(("a\n2026-01-01 [note] forged", "a\ud800", "a\x1b[2J\r", "a\u2028b")):
         request = Request("east", Nonce(f"run-{number}"), note={"experiment": told, "parties": ["north", name]})
         before = len(lines_of(site)) if site.audit.path.exists() else 0

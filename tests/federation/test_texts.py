@@ -134,7 +134,7 @@ def test_longer_words_take_part_where_the_rule_says_so():
     assert TextRule.from_table({}, "exact").rounds.longest == 32
     longer = TextRule.from_table({"max_word_bytes": 64}, "exact")
     assert longer.rounds.longest == 64
-    assert longer.told != TextRule.from_table({}, "exact").told
+    assert longer.key != TextRule.from_table({}, "exact").key
 
 
 def test_topics_that_a_site_keeps_take_new_texts_as_they_took_its_own(finished):
@@ -303,7 +303,7 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
     federation = TextFederation(tmp_path, names=NAMES[:2])
     with pytest.raises(ParameterError, match="at least 3"):
         list(federation.rounds())
-    asked = {"experiment": federation.experiment.told(), "parties": list(NAMES[:2])}
+    asked = {"experiment": federation.experiment.to_dict(), "parties": list(NAMES[:2])}
     hello = Request("east", Nonce("run-1.words"), note=asked)
     assert code_of(federation.site("east").answer(hello.to_bytes())) == "parties"
     assert code_of(federation.site("east", roster=None).answer(hello.to_bytes())) == "roster"
@@ -363,7 +363,7 @@ def test_texts_are_not_a_table_and_a_table_has_no_words(tmp_path):
 
 def test_a_run_does_not_begin_without_its_agreement(finished):
     federation, _, _ = finished
-    asked, site = {"experiment": federation.experiment.told(), "parties": list(federation.names)}, "east"
+    asked, site = {"experiment": federation.experiment.to_dict(), "parties": list(federation.names)}, "east"
 
     def code(run, texts=None, **words):
         told = {**asked["experiment"], "words": {**asked["experiment"]["words"], **words}}
@@ -552,8 +552,8 @@ def test_no_privacy_is_promised_over_texts_and_a_policy_has_known_keys():
 
 def test_plain_values_make_the_same_experiment_and_tables_are_told_as_before():
     experiment = exact(stop_words=["vein"])
-    assert Experiment.from_table(experiment.told()) == experiment
-    assert "words" not in Experiment("exact", 3, 2).told()
+    assert Experiment.from_table(experiment.to_dict()) == experiment
+    assert "words" not in Experiment("exact", 3, 2).to_dict()
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

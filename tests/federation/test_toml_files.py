@@ -197,7 +197,7 @@ def test_an_experiment_is_a_program_a_reduction_and_a_schedule(tmp_path):
 
 def test_plain_values_make_the_same_experiment_at_a_site():
     experiment = Experiment("syn-ssd-uv", 5, 3, local_steps=4, seed=2)
-    told = Experiment.from_table(experiment.told())
+    told = Experiment.from_table(experiment.to_dict())
     assert told == experiment
     assert told.program(3) == build("syn-ssd-uv", 5, local_steps=4) == experiment.program(3)
     assert told.schedule(3).rounds == build("syn-ssd-uv", 5, local_steps=4).exchanges(3, 3)
@@ -323,7 +323,7 @@ def test_errors_of_files_name_the_file_the_key_and_the_value(tmp_path, read, tex
 
 
 def test_what_a_server_sends_is_checked_like_a_file():
-    plain = Experiment("exact", 3, 2).told()
+    plain = Experiment("exact", 3, 2).to_dict()
     assert Experiment.from_table({**plain, "mask_bound": None}) == Experiment("exact", 3, 2)
     for change, said in (
         ({"rank": "3"}, "The experiment: rank must be a whole number of at least 1; got '3'."),

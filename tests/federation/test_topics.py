@@ -119,7 +119,7 @@ def test_keys_are_those_of_the_recipes():
     )
     keys |= {"strength": 0.5, "critic": "separable", "mi_gradient": "js", "critic_rate": 0.2}
     assert experiment_of(method="fednmf-mi", **keys).program(4) == fednmf_mi(2, **keys)
-    told = experiment_of(method="fednmf-mi", **keys).told()
+    told = experiment_of(method="fednmf-mi", **keys).to_dict()
     assert Experiment.from_table(told).program(4) == fednmf_mi(2, **keys)
 
 
@@ -134,7 +134,7 @@ def test_the_experiment_on_the_page_is_one():
 
 def test_other_methods_are_told_without_these_keys():
     """Sites with an older partsong know none of them."""
-    assert not experiment_of(method="exact").told().keys() & {"epochs", "participation", "topics"}
+    assert not experiment_of(method="exact").to_dict().keys() & {"epochs", "participation", "topics"}
     assert type(experiment_of(method="exact").schedule(4)) is Schedule
 
 

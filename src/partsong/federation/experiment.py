@@ -34,17 +34,17 @@ from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import TFIDF, TextVectorizer, Vocabulary
 
 METHODS = tuple(dict.fromkeys((*methods.names(), *methods.names(methods.TEXTS))))
-"""All that an experiment can name, and a site can allow."""
+"""The methods that an experiment can name and a site can allow."""
 
 ONLY_TEXTS = tuple(name for name in METHODS if methods.PARTIES not in methods.TABLE[name].tasks)
-"""Methods of topics alone."""
+"""Methods for topic models only."""
 
 METHOD_KEYS = tuple(dict.fromkeys(name for method in METHODS for name in methods.TABLE[method].parameters))
-"""Options of methods."""
+"""Parameters of methods."""
 
 NEEDS_COLUMNS = (
-    "needs columns of everybody's rows at every party, which sites must not have: it is for the machines of one owner "
-    '(partsong fit DATA -k 10 --engine mpi --method dsanls). Take "secure-dsanls", which needs rows alone, or "exact"'
+    "needs columns of all parties' rows at every party, which sites must not have. It is for the machines of one owner "
+    '(partsong fit DATA -k 10 --engine mpi --method dsanls). Use "secure-dsanls", which needs only rows, or "exact"'
 )
 
 NOT_BETWEEN_SITES: Mapping[str, str] = {
@@ -52,7 +52,7 @@ NOT_BETWEEN_SITES: Mapping[str, str] = {
     "party-private": 'is one of the methods that send H with a table privacy whose unit is "party"',
     **{name: NEEDS_COLUMNS for name in methods.TABLE if name not in METHODS},
 }
-"""Programs that are no method of an experiment -> why, and what to take."""
+"""Programs that an experiment cannot name -> the reason, and what to use."""
 
 ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("n_topics", "n_components"), "Did you mean 'rank', as it is called here?"),
@@ -61,21 +61,21 @@ ADVICE: Mapping[str, str] = {
     "fraction": "Did you mean 'participation', as it is called here?",
     "play": "Did you mean 'order', as it is called here?",
     "dimension": "Did you mean 'sketch_dimension', as it is called here?",
-    "is_guarded": "How many sketches of its rows a site may send is not for an experiment to say: after "
-    "⌊(n_p − 1)/d⌋ of them it refuses.",
-    "budget": "Of how many rows all sites together have, a site knows only what the server says: sketches are counted "
-    'against its own rows, as budget="own" does.',
+    "is_guarded": "An experiment cannot set how many sketches of its rows a site sends: the site refuses after "
+    "⌊(n_p − 1)/d⌋ sketches.",
+    "budget": "A site knows the total number of rows only from the server, so sketches count against its own rows, as "
+    'with budget="own".',
 }
-"""Names that estimators, programs and the command line have, and an experiment has not -> what to do."""
+"""Names of estimators, programs and the command line that an experiment does not have -> advice."""
 
 SHARED = ("local_steps", "align", "init_mode")
-"""Options of methods that every experiment has, if only as none."""
+"""Parameters of methods that are fields of every experiment."""
 ENDS = ("time_budget", "tol")
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What an experiment asks of a site: method, rank, rounds, the number of parties in a sum, masks."""
+    """What an experiment requests from a site: method, rank, rounds, parties in a sum, secure aggregation."""
 
     recipe: str
     rank: int
@@ -86,7 +86,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyTable:
-    """The keys of [privacy]; `methods.privacy_request` says which go together."""
+    """The keys of [privacy]; `methods.privacy_request` checks which go together."""
 
     unit: Literal["row", "party"]
     epsilon: float
@@ -139,8 +139,8 @@ class Experiment:
             parse_table(self.privacy, PrivacyTable, "privacy")
         if self.text_rule is not None and self.privacy:
             raise ParameterError(
-                "Sites agree on words by sums without noise, so that no budget could be promised for a run over texts. "
-                "Leave the table privacy out, or run over tables of counts whose columns are public."
+                "Sites agree on words by sums without noise, so a run over texts cannot keep a privacy budget. Remove "
+                "the table privacy, or run over tables of counts whose columns are public."
             )
         if self.is_of_topics:
             self._check_topics()
@@ -155,26 +155,25 @@ class Experiment:
         own = self._own_options
         if self.participation is not None and not self.is_of_topics:
             takers = ", ".join(ONLY_TEXTS)
-            raise ParameterError(f"participation is for {takers}; the method is {self.method!r}. Leave it out.")
+            raise ParameterError(f"participation is for {takers}; the method is {self.method!r}. Remove it.")
         if self.method == "exact" and "sweeps" in own:
-            raise ParameterError('The sweeps of "exact" are its local_steps: give these.')
+            raise ParameterError('The sweeps of "exact" are its local_steps. Set local_steps.')
         methods.method(self.method).parse(own)
         critic = [name for name in ("critic", "mi_gradient", "critic_rate") if name in own]
         if critic and own.get("strength") == 0:
-            raise ParameterError(f"With strength = 0 there is no critic: leave {' and '.join(critic)} out.")
+            raise ParameterError(f"With strength = 0 there is no critic. Remove {' and '.join(critic)}.")
 
     def _check_topics(self) -> None:
         """Refuse, for a method of topics, privacy without a theorem, and masks that would hide nothing."""
         if self.privacy:
             raise ParameterError(
-                f"There is no theorem on what noise would hide in uploads of {self.method}, and no budget is promised "
-                f'for them. Take method = "exact" with unit = "row", or one of {", ".join(private_methods("party"))} '
-                'with unit = "party"; or leave the table privacy out.'
+                f'{self.method} has no differential privacy guarantee. Use method = "exact" with unit = "row", one of '
+                f'{", ".join(private_methods("party"))} with unit = "party", or remove the table privacy.'
             )
         if self.secure_aggregation and methods.method(self.method).constant_sums and self.fraction < 1:
             raise ParameterError(
-                f"Sums of {self.method} over other sites each time differ by the words of single sites, and masks "
-                "would hide nothing. Take participation = 1, or another method."
+                f"Sums of {self.method} over different sites differ by the words of single sites, so secure "
+                "aggregation would hide nothing. Set participation = 1, or use another method."
             )
 
     def _check_ends(self) -> None:
@@ -183,8 +182,8 @@ class Experiment:
         if early and not self.is_asynchronous:
             asynchronous = (name for name in METHODS if methods.method(name).traits.asynchronous)
             raise ParameterError(
-                f"{' and '.join(early)} can end a run of {', '.join(asynchronous)} alone, in which sites do not share "
-                f"rounds; the method is {self.method!r}. Leave it out, and give a number of rounds."
+                f"{' and '.join(early)} can end only runs of {', '.join(asynchronous)}, where sites share no rounds; "
+                f"the method is {self.method!r}. Remove it and set rounds."
             )
 
     @staticmethod
@@ -199,8 +198,8 @@ class Experiment:
     def read(path: Path) -> Experiment:
         return Experiment.from_table(read_table(path, Experiment), str(path))
 
-    def told(self) -> dict[str, Any]:
-        """Plain values for a message. How faults are handled, and when a run ends early, stays at the server."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a message. Handling of faults and early ends of a run stay at the server."""
         plain = {
             name: value for name, value in asdict(self).items() if name not in ("on_party_error", "options", *ENDS)
         }
@@ -263,8 +262,8 @@ class Experiment:
         present = self._n_drawn(n_parties)
         if present < masks.fewest:
             raise ParameterError(
-                f"Masks take at least {masks.fewest} sites in every round, and there are {present}: each of two would "
-                "know what the other has sent. Raise participation, admit more sites, or set "
+                f"Secure aggregation needs at least {masks.fewest} sites in every round, and there are {present}: each "
+                "of two sites would know the upload of the other. Raise participation, admit more sites, or set "
                 "secure_aggregation = false."
             )
         return replace(masks, fewest=n_parties) if methods.method(self.method).constant_sums else masks
@@ -302,7 +301,7 @@ KEYS = tuple(dict.fromkeys((*(one.name for one in fields(Experiment) if one.name
 """All keys of experiment.toml."""
 
 SEED_BITS = 53
-"""Of a seed that is drawn: any program reads such a number exactly."""
+"""Bits of a drawn seed; any program can read such a number exactly."""
 
 
 def with_seed(path: Path, before: Experiment | None) -> tuple[Experiment, bytes]:
@@ -320,7 +319,7 @@ def with_seed(path: Path, before: Experiment | None) -> tuple[Experiment, bytes]
 
 # ---- words of texts -------------------------------------------------------------------------------------------------
 #
-# The table [words]: which words of texts a run is about, and the program that agrees on them.
+# The table [words]: the vocabulary of a run over texts, and the program that agrees on it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +360,7 @@ class TextRule:
 
     @property
     def words(self) -> Words:
-        """What a word is."""
+        """The tokenizer settings."""
         return Words(
             self.language,
             self.stop_words,
@@ -376,8 +375,8 @@ class TextRule:
         return VocabularyAgreement(self.min_documents, self.min_parties, longest=self.max_word_bytes)
 
     @property
-    def told(self) -> str:
-        """The rule as one text, equal at all sites that were asked for the same."""
+    def key(self) -> str:
+        """The rule as one text, equal at all sites with the same rule."""
         rule = [self.min_documents, self.min_parties, self.max_words, self.max_word_bytes, float(self.max_df)]
         return json.dumps([rule, self.weighting, self.words.to_json()])
 
@@ -387,7 +386,7 @@ class TextRule:
         return few if self.max_words is None else min(few, self.max_words)
 
     def weighing(self, agreed: Vocabulary) -> TextVectorizer:
-        """The words that are kept, and what they weigh."""
+        """Return the vectorizer for the kept words."""
         kept = self.rule.pruned(agreed)
         frequencies = (kept.documents, kept.n_documents) if self.weighting == TFIDF else ()
         return TextVectorizer(self.words, Vocabulary(kept.words), *frequencies)

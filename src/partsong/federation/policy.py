@@ -1,4 +1,4 @@
-"""site.toml: what a site accepts to be asked for. It is read at the site alone, and no message can change it."""
+"""site.toml: the rules of a site for runs. Only the site reads it, and no message can change it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from partsong.privacy.exposure import LIMITS, MEANING, Exposure, Support, per_di
 from partsong.privacy.spending import USUAL_DELTA
 
 UNNAMED = tuple(name for name in METHODS if name != "secure-dsanls")
-"""Allowed where a site names none. Sketches of two open runs by `secure-dsanls` determine rows: it must be named."""
+"""The default methods. Sketches of two plain `secure-dsanls` runs determine rows, so a site must list it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class WordPolicy:
         ):
             if asked < least:
                 raise RequestRefused(
-                    "words", f"min_{name} = {asked} is asked for; site.toml asks for {least} (words.minimum_{name})."
+                    "words", f"The run has min_{name} = {asked}; site.toml requires {least} (words.minimum_{name})."
                 )
 
 
@@ -126,13 +126,13 @@ class Policy:
         return load_toml(path, Policy)
 
     def require(self, request: RunRequest, rows: int) -> None:
-        """Refuse what the site does not allow. The reason has local values and does not leave the site."""
+        """Refuse what the site does not allow. The reason contains local values and stays at the site."""
         if request.recipe not in self.recipes:
-            raise RequestRefused("recipe", f"{request.recipe!r} is asked for; allowed: {', '.join(self.recipes)}.")
+            raise RequestRefused("recipe", f"The run uses {request.recipe!r}; allowed: {', '.join(self.recipes)}.")
         if request.rounds > self.maximum_rounds:
-            raise RequestRefused("rounds", f"{request.rounds} rounds are asked for; allowed: {self.maximum_rounds}.")
+            raise RequestRefused("rounds", f"The run has {request.rounds} rounds; allowed: {self.maximum_rounds}.")
         if self.secure_aggregation and not request.secure_aggregation:
-            raise RequestRefused("masks", "Sums in the open are asked for; site.toml asks for masked ones.")
+            raise RequestRefused("masks", "The run uses plain sums; site.toml requires secure aggregation.")
         least = self.minimum_rows
         if least is None:
             is_hidden = request.secure_aggregation or self.privacy is not None
@@ -147,14 +147,14 @@ class Policy:
             )
 
     def require_mask_bound(self, bound: float | None) -> None:
-        """Refuse masked sums with a smaller bound; None: sums in the open."""
+        """Refuse secure sums with a smaller bound; None: plain sums."""
         if bound is not None and bound < self.minimum_mask_bound:
             raise RequestRefused(
                 "mask-bound", f"mask_bound would be {bound:g}; at least {self.minimum_mask_bound:g} is needed."
             )
 
     def require_run(self, run: str, before: Collection[str]) -> None:
-        """Refuse a run beyond `maximum_runs`; `before` are all that there ever were."""
+        """Refuse a run beyond `maximum_runs`; `before` are all earlier runs."""
         if self.maximum_runs is not None and run not in before and len(before) >= self.maximum_runs:
             raise RequestRefused("runs", f"{run!r} would be run {len(before) + 1}; allowed: {self.maximum_runs}.")
 
@@ -170,78 +170,79 @@ class Policy:
 
 # ---- the file -------------------------------------------------------------------------------------------------------
 #
-# site.toml as a first join writes it. From then on the file belongs to the site, and is not written again but for the
-# answer about columns that few rows use.
+# site.toml as the first join writes it. From then on the file belongs to the site; only the answer about rare columns
+# is added later.
 
-POLICY = """# What this site lets itself be asked for. It is read here alone, and no message can change it.
-# Remove the # before a line to set it; an unknown key is an error.
+POLICY = """# The rules of this site for runs. Only the site reads this file, and no message can change it.
+# Remove the leading # to set a line. An unknown key is an error.
 
-# recipes = ["exact", "fedavg"]     # others are refused; without this line: all but secure-dsanls
-# minimum_rows = 100                # without this line: twice the rank or more, where uploads are seen one by one;
-                                    # not beside a budget about rows, which it would break
-minimum_parties = 3                 # fewer in a sum are refused
-maximum_rounds = 1000               # in one run
-# maximum_runs = 20                 # over all time; without this line: any number
-secure_aggregation = true                       # the server sees sums alone
-minimum_mask_bound = 1e6            # a smaller mask_bound is refused: with a refusal your numbers are compared with it
+# recipes = ["exact", "fedavg"]     # methods allowed; default: all but secure-dsanls
+# minimum_rows = 100                # default: twice the rank where uploads are visible one by one;
+                                    # not allowed with a row-level budget, which it would break
+minimum_parties = 3                 # sums over fewer sites are refused
+maximum_rounds = 1000               # per run
+# maximum_runs = 20                 # in total; default: no limit
+secure_aggregation = true           # the server sees only sums
+minimum_mask_bound = 1e6            # a smaller mask_bound is refused: a refusal compares your numbers with it
 maximum_exposure = "membership"     # what may be computed from all sums that ever leave without noise: "guess",
                                     # "membership", "entries" or "rows" (docs/reference/exposure.md).
-                                    # By default rounds × rank of all runs together is at most
-                                    # half the rows that use the rarest column
-# rare_columns = "refuse"           # "zero": columns that too few rows use are set to zero in runs
-# other_rows_since = 120            # a line of state/ledger.jsonl, after which the rows are others than before
-# directions_before = 0             # rounds × rank of runs by partsong 0.1.0, whose ledger does not say it
-# columns = ["gene-*"]              # names or patterns of those that may leave; without this line: all
-# tell_names = false                # without this line: a site of the roster that lacks columns, and knows the same
-                                    # shared key, is told their names; sealed, so that the server cannot read them.
-                                    # Not about words of texts: all sites learn those that they agree on
+                                    # By default, rounds × rank of all runs together is at most
+                                    # half the rows behind the rarest column
+# rare_columns = "refuse"           # "zero": columns with values in too few rows are set to zero in runs
+# other_rows_since = 120            # the line of state/ledger.jsonl after which the rows changed
+# directions_before = 0             # rounds × rank of runs by partsong 0.1.0, whose ledger does not record it
+# columns = ["gene-*"]              # names or patterns of columns that may leave; default: all
+# tell_names = false                # default: true. A site of the roster that lacks columns and has the shared key
+                                    # gets their names, encrypted so that the server cannot read them.
+                                    # Not for words of texts: all sites learn the words they agree on
 
-# [words]                           # of runs over texts
-# allowed = true                    # false: none
-# minimum_documents = 5             # an experiment that asks for words in fewer texts of a site is refused; else: 1
-# minimum_parties = 3               # and at fewer sites; without this line: 2
+# [words]                           # runs over texts
+# allowed = true                    # false: refuse them
+# minimum_documents = 5             # refuse experiments that ask for words in fewer texts of a site; default: 1
+# minimum_parties = 3               # or at fewer sites; default: 2
 
-# [privacy]                         # over everything that this site releases from now on
+# [privacy]                         # budget over everything that this site releases from now on
 # epsilon = 3.0
 # unit = "row"
-# noiseless_before = 0              # releases without noise that there were before, which epsilon does not cover
+# noiseless_before = 0              # earlier releases without noise, which epsilon does not cover
 """
 
 LEFT = ("joined.toml", "card.toml", "roster.toml", "results")
 
 
 def is_used(folder: Path) -> bool:
-    """Whether the site has joined here, or has ever answered. A first join that was cut off leaves keys and empty
-    folders, and no more.
+    """Return whether the site has joined here or has ever answered.
+
+    An interrupted first join leaves only keys and empty folders.
     """
     state = folder / "state"
     return any((folder / name).exists() for name in LEFT) or (state.is_dir() and any(state.iterdir()))
 
 
 def has_policy(folder: Path) -> bool:
-    """Whether site.toml says anything, were it a comment: an empty one would allow more than the usual policy."""
+    """Return whether site.toml has any text; an empty file would allow more than the default policy."""
     place = folder / "site.toml"
     return place.exists() and bool(place.read_bytes().removeprefix(codecs.BOM_UTF8).strip())
 
 
 def require_policy(folder: Path) -> None:
-    """Refuse a folder that was used and has lost its site.toml: a new one would have no budget."""
+    """Refuse a used folder without site.toml: a new policy would have no budget."""
     if not has_policy(folder) and is_used(folder):
         place = folder / "site.toml"
         raise FileError(
-            f"{place} is {'empty' if place.exists() else 'missing'}, but this site has taken part before: what it "
-            "allows, and its budget, are unknown. Restore your backup, or write a new policy there yourself."
+            f"{place} is {'empty' if place.exists() else 'missing'}, but this site has taken part before: its "
+            "rules and budget are unknown. Restore your backup, or write a new policy there yourself."
         )
 
 
 def with_rare_columns(policy: str, answer: str) -> str:
-    """The text of a site.toml that also says what to do about columns that few rows use."""
+    """Add the answer about rare columns to the text of a site.toml."""
     line, commented = f'rare_columns = "{answer}"', '# rare_columns = "refuse"'
     return policy.replace(commented, line, 1) if commented in policy else f"{line}\n{policy}"
 
 
 def policy_in(folder: Path) -> Policy:
-    """The one that is there, or that a first join would make; FileError where it is gone."""
+    """Return the policy of a site, or the default before the first join; FileError if it was lost."""
     require_policy(folder)
     if has_policy(folder):
         return Policy.read(folder / "site.toml")
@@ -249,12 +250,12 @@ def policy_in(folder: Path) -> Policy:
 
 
 def says_rare_columns(folder: Path) -> bool:
-    """Whether site.toml says what to do about columns that few rows use."""
+    """Return whether site.toml sets rare_columns."""
     return has_policy(folder) and "rare_columns" in read_toml(folder / "site.toml")
 
 
 def answer_rare_columns(folder: Path, answer: str) -> None:
-    """Write it into a site.toml that does not say it yet."""
+    """Write the answer into a site.toml that does not set rare_columns yet."""
     if not says_rare_columns(folder):
         place = folder / "site.toml"
         write_text(place, with_rare_columns(place.read_text(encoding="utf-8-sig"), answer))
@@ -262,22 +263,23 @@ def answer_rare_columns(folder: Path, answer: str) -> None:
 
 # ---- terms ------------------------------------------------------------------------------------------------------
 
-LIMITED = """  Of {most} combinations of your rows that may leave, {sent} have left; a run that needs more is refused.
+LIMITED = """  At most {most} combinations of your rows may leave; {sent} have left. A run that needs more is refused.
   (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.)
-  This holds for a coordinator that follows the protocol. One that sends models it crafted can read single rows, and
-  only noise (epsilon) prevents that. Masks hide which site a row is from, and nothing else here.
+  This holds for a coordinator that follows the protocol. One that sends crafted models can read single rows; only
+  noise (epsilon) prevents that. Here, secure aggregation hides only which site a row comes from.
   Exposure {level}"""
-UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): from enough rounds your rows can be computed
-  back, with masks too. {sent} combinations of them have left. Only noise (epsilon) prevents that."""
-OF_TEXTS = """  Most words are in few texts, so that sums of texts without noise give the texts away. Methods that send
-  sums ("exact", "fnmf", "fedlda") are refused unless site.toml says maximum_exposure = "rows"; "fednmf" sends H alone,
-  for which no law is known."""
+UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): after enough rounds your rows can be
+  reconstructed, also under secure aggregation. {sent} combinations of them have left. Only noise (epsilon) prevents
+  that."""
+OF_TEXTS = """  Most words occur in few texts, so sums of texts without noise reveal the texts. Methods that send sums
+  ("exact", "fnmf", "fedlda") are refused unless site.toml has maximum_exposure = "rows". "fednmf" sends only H, for
+  which no law is known."""
 PLANS = (10, 40, 100)
-"""Rounds × rank for which a site reads how many of its columns too few rows use."""
+"""Values of rounds × rank for which a site is shown how many of its columns have values in too few rows."""
 
 
 def terms_in(folder: Path) -> Terms:
-    """Of the site in a folder, for it to read."""
+    """Return the terms of the site in a folder."""
     policy, books = policy_in(folder), SiteLedger(folder / "state" / "ledger.jsonl").load()
     stated = policy.directions_before
     sent = books.directions(policy.other_rows_since) + (stated or 0)
@@ -293,13 +295,13 @@ class Terms:
     uncounted: int
 
     def of_texts(self) -> str:
-        """For a site that holds texts."""
+        """Describe the exposure of a site with texts."""
         if self.policy.maximum_exposure is Exposure.ROWS:
             return UNLIMITED.format(sent=self.sent)
         return OF_TEXTS
 
     def of_table(self, X: Any, columns: Sequence[int]) -> tuple[str, bool]:
-        """For a site that holds a table of which these columns may leave; and whether too few rows use some of them."""
+        """Describe the exposure of a table whose given columns may leave; return whether some of them are rare."""
         if self.policy.privacy is not None:
             return f"  site.toml has a budget: uploads without noise are refused. {MEANING[Exposure.BOUNDED]}", False
         counts, limit = rows_per_column(X)[list(columns)], self.policy.maximum_exposure
@@ -308,7 +310,11 @@ class Terms:
             return UNLIMITED.format(sent=self.sent), False
         now = support.exposure(self.sent)
         level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
-        masked = "; under masks their number is rounded up to a power of two" if self.policy.secure_aggregation else ""
+        masked = (
+            "; under secure aggregation their number is rounded up to a power of two"
+            if self.policy.secure_aggregation
+            else ""
+        )
         numbers = {
             "most": rounded_down(most, self.policy.secure_aggregation),
             "sent": self.sent,
@@ -318,23 +324,26 @@ class Terms:
         rare = self._of_rare(X, columns, counts)
         if rare:
             refuses = self.policy.rare_columns == REFUSE
-            said += [*rare, f"  Such columns {'make this site refuse the run' if refuses else 'are zero in runs'}."]
+            said += [
+                *rare,
+                f"  Such columns {'make this site refuse the run' if refuses else 'are set to zero in runs'}.",
+            ]
         if self.uncounted:
             said.append(
-                f"  {self.uncounted} releases of partsong 0.1.0 are in the ledger, which does not say how many "
-                "combinations they\n  sent. Runs without noise are refused until site.toml says it (directions_before)."
+                f"  The ledger has {self.uncounted} releases of partsong 0.1.0 without the number of combinations "
+                "they sent.\n  Runs without noise are refused until site.toml states it (directions_before)."
             )
         return "\n".join(said), bool(rare)
 
     def _of_rare(self, X: Any, columns: Sequence[int], counts: np.ndarray) -> list[str]:
-        """A line for each plan for which some columns, and not all of them, are used by too few rows."""
+        """Return a line for each plan for which some but not all columns have values in too few rows."""
         said, each = [], per_direction(self.policy.maximum_exposure)
         for plan in PLANS:
             least = each * rounded_up(self.sent + plan, self.policy.secure_aggregation)
             count, share = count_rare_columns(X, tuple(columns), least)
             if count and bool((counts >= least).any()):
                 said.append(
-                    f"  For {plan} more, fewer than {least} rows use {count} of {len(counts)} columns, which hold "
-                    f"{share:.2%} of the squared norm."
+                    f"  For {plan} more, {count} of {len(counts)} columns have values in fewer than {least} rows; they "
+                    f"hold {share:.2%} of the squared norm."
                 )
         return said

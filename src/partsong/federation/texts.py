@@ -58,7 +58,7 @@ class Texts:
     def held(self, rule: TextRule, run: str, roster: Roster | None) -> HeldData:
         """Its words, for the agreement of a run among the parties of a roster."""
         held = _held(self.documents, rule.words, run_key(self.key, run, roster or {}))
-        return HeldData(replace(held, options=rule.told), (TEXTS,), self.secret)
+        return HeldData(replace(held, options=rule.key), (TEXTS,), self.secret)
 
     def counted(self, weighing: TextVectorizer) -> CountedData:
         """How often it has the agreed words, by weight."""

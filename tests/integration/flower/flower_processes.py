@@ -137,7 +137,7 @@ class Federation:
     def is_same(self, run, build=build_plan):
         """Whether the model is, bit for bit, that of one process with the participation, or order, as recorded."""
         place, record = self.server.run(run), self.record(run)
-        plan = build(Experiment.read(place.experiment).told(), len(self.names), dict(self.server.roster().keys))
+        plan = build(Experiment.read(place.experiment).to_dict(), len(self.names), dict(self.server.roster().keys))
         opened = {name: site.opened().data for name, site in sorted(self.sites.items())}
         shards = [Shard(name, data.matrix(), data.secret) for name, data in opened.items()]
         schedule = Schedule(record.index, record.layout.seed, record.absent(), record.dropouts())

@@ -11,7 +11,7 @@ import pytest
 
 from partsong.federation.commands import demo
 from partsong.federation.commands.server import _admit_nodes
-from partsong.federation.commands.status import server_told
+from partsong.federation.commands.status import describe_server
 from partsong.federation.flower import site_process
 from partsong.federation.flower.control import ServerError, open_control
 from partsong.federation.setup.server_folder import ServerFolder
@@ -53,8 +53,8 @@ def test_a_site_is_admitted_by_a_command_also_after_one_that_was_killed(served):
         assert server.node_of("east") == number
         with site_process.register(site, lambda line: None) as node:
             assert node.number == number
-            assert server_told(server)["sites"] == {"east": "online"}
-        assert server_told(server)["sites"] == {"east": "offline"}
+            assert describe_server(server)["sites"] == {"east": "online"}
+        assert describe_server(server)["sites"] == {"east": "offline"}
 
 
 def test_a_key_that_was_taken_out_is_not_known_any_more(served):
@@ -85,9 +85,9 @@ def test_a_clock_that_is_ahead_is_named(served, monkeypatch):
 
 def test_a_certificate_that_the_server_does_not_show_yet_is_told(served):
     server, _ = served
-    assert server_told(server)["served_certificate_days"] is None
+    assert describe_server(server)["served_certificate_days"] is None
     server.renewed()
-    assert server_told(server)["served_certificate_days"] == 397
+    assert describe_server(server)["served_certificate_days"] == 397
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class Noting:
 def uploads_of(made, run):
     """By one process: what each site has added in each round, as numbers and, under masks, as fixed point; and rows."""
     place, noted = made.server.run(run), []
-    plan = build_plan(Experiment.read(place.experiment).told(), len(made.names), dict(made.server.roster().keys))
+    plan = build_plan(Experiment.read(place.experiment).to_dict(), len(made.names), dict(made.server.roster().keys))
     data = {name: site.opened().data for name, site in sorted(made.sites.items())}
     shards = [Shard(name, own.matrix(), own.secret) for name, own in data.items()]
     program, reduction = Noting(plan.program, noted), Noting(plan.reduction, noted)

@@ -98,7 +98,7 @@ def require_same_bits(place, sites):
         shards.append(Shard(name, rows_as_matrix(rows, "float64"), site.secret()))
         charged = [tuple(line["attempt"]) for line in site.opened().ledger.chain.lines()]
         assert len(set(charged)) == len(charged) == record.index + words_done(place)
-    plan = build_plan(experiment.told(), 3, None)
+    plan = build_plan(experiment.to_dict(), 3, None)
     schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.dropouts())
     *_, last = Sequential().run(plan.program, shards, schedule, reduction=plan.reduction)
     expected = np.ascontiguousarray(np.asarray(plan.program.components(last.checkpoint.server)))

@@ -1,4 +1,4 @@
-"""`partsong audit`: what has left a site, and whether its log is as it was written."""
+"""`partsong audit`: verify and show the log of what has left a site, and state an opening balance."""
 
 from __future__ import annotations
 
@@ -51,34 +51,34 @@ Place = Annotated[
 @handle_errors
 def verify(
     place: Place,
-    head: Annotated[str | None, typer.Option(help="The last hash, as it was noted elsewhere.")] = None,
+    head: Annotated[str | None, typer.Option(help="The last hash, as noted outside this machine.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that no line was edited, moved or taken out; with --head, that none was taken from the end either."""
+    """Check that no line was edited, moved or removed; with --head, that none was cut from the end."""
     path = find_log(place)
     try:
         found = verify_log(path, head)
     except BrokenChain as error:
         tell(error)
         if as_json:
-            told = {"is_sound": False, "file": path, "first_bad_line": error.line, "last_sound_hash": error.last}
-            put_json({**told, **failure(error, BAD_INPUT)})
+            result = {"is_sound": False, "file": path, "first_bad_line": error.line, "last_sound_hash": error.last}
+            put_json({**result, **failure(error, BAD_INPUT)})
         raise typer.Exit(BAD_INPUT) from error
     first, last = visible(found.first or "none"), visible(found.last or "none")
-    seen = [("lines", found.lines), ("first", first), ("last", last), ("last hash", found.head)]
-    lines = [f"Sound: {path}", *facts(seen, 11)]
+    details = [("lines", found.lines), ("first", first), ("last", last), ("last hash", found.head)]
+    lines = [f"Sound: {path}", *facts(details, 11)]
     if found.unfinished:
         lines.append(
-            f"A last line of {found.unfinished} bytes has no end. If a crash has cut it off, its message was not sent, "
-            "for a line is whole before that; if somebody has, it was. The file does not tell which: compare with the "
-            "last hash that was noted elsewhere."
+            f"The last line of {found.unfinished} bytes is incomplete. If a crash cut it, its message was not sent, "
+            "because a line is written before its message. If somebody cut it, the message was sent. The file cannot "
+            "show which: compare with the last hash that you noted elsewhere."
         )
     if found.since is None:
         lines.append(
-            "Lines taken from the end do not show in the file: note the last hash elsewhere, and give it as --head."
+            "Lines cut from the end leave no trace in the file. Note the last hash elsewhere and pass it as --head."
         )
     else:
-        lines.append(f"The hash that was noted is here; lines since: {found.since}.")
+        lines.append(f"The noted hash is in the log; lines since then: {found.since}.")
     put_result({"is_sound": True, "file": path, **asdict(found)}, lines, as_json)
 
 
@@ -87,33 +87,35 @@ def verify(
 def show(
     place: Place,
     run: Annotated[str | None, typer.Option(help="Only messages of this run.")] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="Only so many lines, the latest.", show_default="all")] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Only this many of the latest lines.", show_default="all")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show every message that has left, and totals of each run: names of arrays, shapes, bytes, norms, ε; no values."""
+    """Show every message sent and the totals of each run: array names, shapes, bytes, norms, ε; no values."""
     path = find_log(place)
     lines, error = read_intact_lines(path)
     totals, unlisted = totals_by_run(lines), count_unlisted(path, lines)
     if run is not None:
         if run not in totals:
-            raise ParameterError(f"Nothing has left in a run {visible(run)!r}. {suggest_name(run, tuple(totals))}")
+            raise ParameterError(f"No message of a run {visible(run)!r} has left. {suggest_name(run, tuple(totals))}")
         lines, totals = [line for line in lines if line["run"] == run], {run: totals[run]}
     latest = lines if last is None else lines[-last:]
     if as_json:
         runs = {name: asdict(total) for name, total in totals.items()}
-        told = {"file": path, "is_sound": error is None, "runs": runs, "lines": latest}
-        put_json({**told, "unlisted_refusals": unlisted})
+        result = {"file": path, "is_sound": error is None, "runs": runs, "lines": latest}
+        put_json({**result, "unlisted_refusals": unlisted})
     else:
         _put_table(COLUMNS, [format_row(line) for line in latest], left={1, 2, 4, 9, 10})
         typer.echo("")
         rows = [(name, *map(format_cell, asdict(total).values())) for name, total in totals.items()]
         _put_table(TOTALS, rows, left={0})
         typer.echo(
-            "\nEach message is counted as often as it left; `again` is the same bytes once more, to the same request."
+            "\nEach message counts as often as it was sent; `again` counts the same bytes resent for the same request."
         )
         if unlisted:
             listed = ", ".join(f"{code} {count}" for code, count in unlisted.items())
-            typer.echo(f"Refusals besides, of all runs, which have no line of their own: {visible(listed)}.")
+            typer.echo(f"Refusals of all runs without a line of their own: {visible(listed)}.")
     if error is not None:
         tell(error)
         raise typer.Exit(BAD_INPUT) from error
@@ -123,9 +125,9 @@ def show(
 @handle_errors
 def opening(
     place: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.", show_default=False)],
-    why: Annotated[str, typer.Option(help="What has happened; it stays in the ledger.", show_default=False)],
+    why: Annotated[str, typer.Option(help="What happened. It stays in the ledger.", show_default=False)],
     releases: Annotated[
-        int | None, typer.Option(min=0, help="Releases that the ledger lacks.", show_default="those that the log has")
+        int | None, typer.Option(min=0, help="Releases missing from the ledger.", show_default="those in the log")
     ] = None,
     directions: Annotated[
         int | None,
@@ -134,21 +136,19 @@ def opening(
         ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="ε of all of them, where they had noise.", show_default="what the log says")
+        float | None, typer.Option(help="Total ε of those with noise.", show_default="that in the log")
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="δ at which that ε holds.", show_default="half of the budget's")
-    ] = None,
-    unit: Annotated[str | None, typer.Option(help="row or party.", show_default="as in the ledger")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ of that ε.", show_default="half of the budget's")] = None,
+    unit: Annotated[str | None, typer.Option(help="Unit of ε: row or party.", show_default="as in the ledger")] = None,
     relation: Annotated[
-        str | None, typer.Option(help="Such as add-or-remove.", show_default="as in the ledger")
+        str | None, typer.Option(help="Neighboring relation, such as add-or-remove.", show_default="as in the ledger")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """State what a site has released before, where the newest ledger or audit log is lost: an opening balance.
+    """State earlier releases of a site whose latest ledger or audit log is lost: an opening balance.
 
-    Nothing is taken away: ε that is spent stays spent, and the stated ε and combinations of rows count from now on.
-    Restore newer copies first, where there are any. The site answers for what it states.
+    Nothing is removed: ε already spent stays spent, and the stated ε and combinations of rows count from now on.
+    Restore newer backups first, if there are any. The site is responsible for what it states.
     """
     stated = add_opening_balance(
         find_state_folder(place),
@@ -160,16 +160,16 @@ def opening(
         relation=relation,
         directions=directions,
     )
-    cost = "No ε is stated: a privacy budget does not cover these releases."
+    cost = "No ε is stated: the privacy budget does not cover these releases."
     if stated.epsilon is not None:
-        about = f"a {stated.unit} ({stated.relation})"
-        cost = f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} about {about} is spent."
+        about = f"unit {stated.unit} ({stated.relation})"
+        cost = f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} is spent, {about}."
     count = f"{stated.releases} releases, {stated.directions} combinations of rows without noise"
     put_result(asdict(stated), (f"Opening balance: {count}", cost), as_json)
 
 
 def _put_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: set[int]) -> None:
-    """Columns as wide as they have to be, also in a pipe; the last one is not padded."""
+    """Print aligned columns, in a pipe too; the last one is not padded."""
     clean = [tuple(visible(cell) for cell in row) for row in (titles, *rows)]
     widths = [max(len(row[at]) for row in clean) for at in range(len(titles))]
     for row in clean:

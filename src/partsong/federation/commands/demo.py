@@ -170,7 +170,7 @@ def site_of(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
 
 def warm(sites: dict[str, SiteFolder]) -> None:
     """One round in this process: kernels are then compiled, once for all processes, and in the cache."""
-    plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).to_dict(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name, 20)), 1) for name in sorted(sites)]
     next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=PlainReduction())))
 
@@ -222,7 +222,7 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
     experiment, record = Experiment.read(place.experiment), Journal(place.state).load()
     if record is None:
         return False
-    plan = build_plan(experiment.told(), len(sites), dict(server.roster().keys))
+    plan = build_plan(experiment.to_dict(), len(sites), dict(server.roster().keys))
     shards = [Shard(name, sites[name].opened().data.matrix(), sites[name].secret()) for name in sorted(sites)]
     schedule = Schedule(plan.exchanges, experiment.seed, record.absent(), record.dropouts())
     *_, last = Sequential().run(plan.program, shards, schedule, reduction=plan.reduction)
@@ -234,7 +234,7 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
 
 def _exposure(sites: dict[str, SiteFolder]) -> PartyExposure:
     """What the run has given away of the site that it is worst for, by the law."""
-    plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).told(), len(sites), None)
+    plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).to_dict(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name))) for name in sorted(sites)]
     return worst_party(exposures_of(plan.program, shards, plan.exchanges).values())
 

@@ -60,41 +60,41 @@ INVITE = examples("partsong federation invite north --folder liver")
 ADMIT = examples("partsong federation admit north-card.toml south-card.toml --folder liver")
 REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
-KIT = "Kit for {!r}: {}. Nothing in it is secret; it has to arrive unchanged."
-ADMITTING = "The site joins with it, and sends card.toml back: partsong federation admit CARD --folder {}"
-ENGINE = "flower: over TLS; files: through a folder that all reach, or that somebody carries."
+KIT = "Kit for {!r}: {}. It holds no secret, but must arrive unchanged."
+ADMITTING = "The site joins with it and sends back card.toml. Then run: partsong federation admit CARD --folder {}"
+ENGINE = "flower: over TLS; files: through a folder that all can reach, or that somebody carries."
 
 
 class Engine(StrEnum):
-    """What carries messages."""
+    """How messages travel."""
 
     FLOWER = "flower"
     FILES = "files"
 
 
-Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's folder, as made by init.")]
+Folder = Annotated[Path, typer.Option("--folder", "-f", help="The federation's folder, made by init.")]
 
 
 @handle_errors
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder for all that the federation is.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="Name of the federation.", show_default="the folder's")] = None,
-    address: Annotated[str | None, typer.Option(help="host:port under which sites reach the server.")] = None,
-    site: Annotated[list[str] | None, typer.Option(help="A site to make a startup kit for; can be repeated.")] = None,
+    folder: Annotated[Path, typer.Argument(help="A new folder for the federation.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="Name of the federation.", show_default="that of the folder")] = None,
+    address: Annotated[str | None, typer.Option(help="host:port at which sites reach the server.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site to make a startup kit for. Repeatable.")] = None,
     renew: Annotated[
-        bool, typer.Option("--renew", help="A new certificate for the server of a federation that is there.")
+        bool, typer.Option("--renew", help="Renew the server certificate of an existing federation.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a federation: an authority, a certificate for the server, keys, and a startup kit for each site."""
+    """Make a federation: a certificate authority, a server certificate, keys, and a startup kit for each site."""
     if renew:
         if name is not None or address is not None or site:
-            raise ParameterError("--renew changes neither name, address nor sites. Leave them out.")
+            raise ParameterError("--renew cannot change the name, address or sites. Remove those options.")
         made = ServerFolder.at(folder)
         made.renewed()
     else:
         if address is None:
-            raise ParameterError("A new federation needs --address HOST:PORT.")
+            raise ParameterError("A new federation needs an address. Pass --address HOST:PORT.")
         for one in site or ():
             require_name(one, "A site")
         made = ServerFolder.made(folder, name or folder.resolve().name, address)
@@ -102,20 +102,20 @@ def init(
     left, is_served = round(made.require_valid()), is_held(made.path / "server.lock")
     if is_served:
         warn(
-            "The server that runs still shows the certificate that it has begun with. End it (partsong federation stop "
-            f"--server --folder {quote(str(folder))}) and serve again: runs can be resumed, and nodes come back."
+            "The running server still uses its old certificate. Restart it: partsong federation stop --server "
+            f"--folder {quote(str(folder))}, then serve again. Runs can be resumed, and nodes reconnect."
         )
     lines = [
         f"Federation {made.name!r} is in {folder}; its certificate is valid for {left} days.",
-        "Keep this folder to yourself: ca.key, control.key and coordinator.key are what it rests on.",
+        "Keep this folder private: ca.key, control.key and coordinator.key protect the federation.",
         *(KIT.format(one, kit) for one, kit in kits.items()),
     ]
     if kits:
         lines.append(f"Next: send each site its kit. {ADMITTING.format(quote(str(folder)))}")
     else:
         lines.append(f"Next: partsong federation invite SITE --folder {quote(str(folder))}")
-    told = {"folder": folder, "name": made.name, "address": made.address, "certificate_days": left}
-    put_result({**told, "is_served": is_served, "kits": kits}, lines, as_json)
+    result = {"folder": folder, "name": made.name, "address": made.address, "certificate_days": left}
+    put_result({**result, "is_served": is_served, "kits": kits}, lines, as_json)
 
 
 @handle_errors
@@ -123,16 +123,16 @@ def invite(
     site: Annotated[str, typer.Argument(help="The name of a site.", show_default=False)],
     folder: Folder = Path(),
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The kit, a .zip.", show_default="in kits/")
+        Path | None, typer.Option("--output", "-o", help="The kit to write (.zip).", show_default="in kits/")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a startup kit for a site: address, authority, what to do, and the roster once the site is in it."""
+    """Make a startup kit for a site: address, certificate, instructions, and the roster once the site is in it."""
     server = ServerFolder.at(folder)
     kit = server.invite(site, output)
     roster = server.roster()
     listed = roster.fingerprint if site in roster.keys else None
-    then = f"It has the roster, whose fingerprint is {listed}."
+    then = f"It contains the roster with fingerprint {listed}."
     if listed is None:
         then = ADMITTING.format(quote(str(folder)))
     put_result({"site": site, "kit": kit, "roster": listed}, (KIT.format(site, kit), then), as_json)
@@ -145,13 +145,13 @@ def serve(
         str | None, typer.Option(help="Address to listen on, such as 0.0.0.0.", show_default="that of --address")
     ] = None,
 ) -> None:
-    """Run the server, in the foreground, until Ctrl-C; nothing is left running afterwards."""
+    """Run the server in the foreground until Ctrl-C."""
     server = ServerFolder.at(folder)
     left = server.require_valid()
     if left < 30:
         renewing = f"partsong federation init {quote(str(folder))} --renew"
-        typer.echo(f"The certificate ends in {left:.0f} days: {renewing}", err=True)
-    typer.echo(f"Serving federation {server.name!r} for {server.address}; end with Ctrl-C.", err=True)
+        typer.echo(f"The certificate expires in {left:.0f} days. Renew it: {renewing}", err=True)
+    typer.echo(f"Serving federation {server.name!r} for {server.address}; stop it with Ctrl-C.", err=True)
     try:
         server_process.serve(server, host, lambda line: typer.echo(line, err=True))
     except KeyboardInterrupt:
@@ -162,10 +162,10 @@ def serve(
 def admit(
     cards: Annotated[list[Path], typer.Argument(help="card.toml files of sites.", show_default=False)],
     folder: Folder = Path(),
-    engine: Annotated[Engine, typer.Option(help=f"{ENGINE} Then no server has to run.")] = Engine.FLOWER,
+    engine: Annotated[Engine, typer.Option(help=f"{ENGINE} The latter needs no running server.")] = Engine.FLOWER,
     as_json: AsJson = False,
 ) -> None:
-    """Take in cards of sites: their nodes are let in from now on, and the roster has their keys."""
+    """Admit sites by their cards: the server accepts their nodes, and the roster lists their keys."""
     server = ServerFolder.at(folder)
     taken = [Card.read(path) for path in cards]
     if engine is Engine.FLOWER:
@@ -179,31 +179,31 @@ def admit(
 
 @handle_errors
 def remove(
-    site: Annotated[str, typer.Argument(help="The site to take out.", show_default=False)],
+    site: Annotated[str, typer.Argument(help="The site to remove.", show_default=False)],
     folder: Folder = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Take a site out: its node is not let in any more, and the roster is without it. Models that are made stay."""
+    """Remove a site: the server rejects its node, and the roster drops it. Existing models stay."""
     server = ServerFolder.at(folder)
     _remove_node(server, site)
     server.remove(site)
     _put_roster(server, f"Removed: {site}", {"removed": site}, as_json)
 
 
-def _put_roster(server: ServerFolder, said: str, told: Mapping[str, Any], as_json: bool) -> None:
-    """What was done, and the roster that all sites need now."""
+def _put_roster(server: ServerFolder, done: str, result: Mapping[str, Any], as_json: bool) -> None:
+    """Print what was done, and the roster that all sites need now."""
     roster, place = server.roster(), server.path / "roster.toml"
     sites = sorted(roster.keys)
     lines = (
-        f"{said}. Sites are now: {', '.join(sites) or 'none'}.",
-        f"When all are in, send {place} to all. Each site compares its fingerprint BY TELEPHONE with two others:",
+        f"{done}. Sites are now: {', '.join(sites) or 'none'}.",
+        f"When all are admitted, send {place} to each. Each site compares its fingerprint BY PHONE with two others:",
         f"  {roster.fingerprint}",
     )
-    put_result({**told, "sites": sites, "fingerprint": roster.fingerprint, "file": place}, lines, as_json)
+    put_result({**result, "sites": sites, "fingerprint": roster.fingerprint, "file": place}, lines, as_json)
 
 
 def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
-    """A node is registered before its card is taken in; one that is known already keeps its number."""
+    """Register each node, then its card; a known node keeps its number."""
     with control.open_control(server) as connection:
         for card in cards:
             server.require_admissible(card)
@@ -213,7 +213,7 @@ def _admit_nodes(server: ServerFolder, cards: Sequence[Card]) -> None:
 
 
 def _remove_node(server: ServerFolder, site: str) -> None:
-    """Also one whose number was not written down, because `admit` was killed; that takes a server that runs."""
+    """Unregister a node, even one whose number is not on disk because `admit` was killed (needs a running server)."""
     card = server.cards().get(site)
     if card is None or (server.node_of(site) is None and not is_held(server.path / "server.lock")):
         return
@@ -225,46 +225,46 @@ def _remove_node(server: ServerFolder, site: str) -> None:
 
 # ---- federation run report --------------------------------------------------------------------------------------
 #
-# What `partsong federation run` says: a line for each exchange, whom it waits for, and how a run has ended.
+# Progress lines of `partsong federation run`, and its result.
 
 
-def line_of(told: Mapping[str, Any]) -> str:
-    """What was told of a run under way, for people."""
-    if "starting" in told:
-        return f"starting the server's part of run {told['starting']!r}, which takes some seconds"
-    if "waiting" in told:
-        answered = f" ({told['answered']} of {told['of']} have answered)" if "of" in told else ""
-        return f"waiting for {', '.join(told['waiting'])}{answered}"
-    heard = f"{len(told['participants'])} site{'' if len(told['participants']) == 1 else 's'}"
-    refused = "".join(f"; not {name}" for name in sorted(told["refused"]))
-    most = max(told["bytes_up"].values(), default=0)
-    which, after = f"exchange {told.get('round')} of {told.get('rounds')}", ""
-    if "step" in told:
-        which, after = f"words, step {told['step']} of at most {told['steps']}", f"; next: {told['next']}"
+def format_progress(event: Mapping[str, Any]) -> str:
+    """Format one progress event of a run."""
+    if "starting" in event:
+        return f"starting the server process of run {event['starting']!r} (a few seconds)"
+    if "waiting" in event:
+        answered = f" ({event['answered']} of {event['of']} have answered)" if "of" in event else ""
+        return f"waiting for {', '.join(event['waiting'])}{answered}"
+    answers = f"{len(event['participants'])} site{'' if len(event['participants']) == 1 else 's'}"
+    refused = "".join(f"; not {name}" for name in sorted(event["refused"]))
+    most = max(event["bytes_up"].values(), default=0)
+    which, after = f"exchange {event.get('round')} of {event.get('rounds')}", ""
+    if "step" in event:
+        which, after = f"words, step {event['step']} of at most {event['steps']}", f"; next: {event['next']}"
     return (
-        f"{which}: {heard}{refused}, at most {most} bytes up and {told['bytes_down']} down each, "
-        f"{told['seconds']:.1f} s{after}"
+        f"{which}: {answers}{refused}, at most {most} bytes up and {event['bytes_down']} down each, "
+        f"{event['seconds']:.1f} s{after}"
     )
 
 
 def put_end(
-    place: RunPlace, told: Mapping[str, Any], output: Path | None, as_json: bool, public: Sequence[str] = ()
+    place: RunPlace, result: Mapping[str, Any], output: Path | None, as_json: bool, public: Sequence[str] = ()
 ) -> None:
-    """Where the model of a run that is done goes, and how it went; `public` are names that were given for columns."""
+    """Write the model of a finished run and print the result; `public` are the names passed for columns."""
     if output is not None:
         shutil.copyfile(place.model, output)
     model = output or place.model
     named = {"named_columns": _named(place, public)} if public else {}
-    lines = [f"Done in {told['seconds']:.1f} s: {told['rounds']} exchanges.", f"Model: {model}"]
+    lines = [f"Done in {result['seconds']:.1f} s: {result['rounds']} exchanges.", f"Model: {model}"]
     for count in named.values():
-        lines.append(f"{count} columns have one of the {len(public)} names in --names; the others keep their hashes.")
-    put_result({**told, **named, "model": model, "folder": place.folder}, lines, as_json)
-    for site, why in sorted(told.get("without_result", {}).items()):
+        lines.append(f"{count} columns have one of the {len(public)} names in --names; the others are shown as hashes.")
+    put_result({**result, **named, "model": model, "folder": place.folder}, lines, as_json)
+    for site, why in sorted(result.get("without_result", {}).items()):
         warn(f"Site {site!r} has no result of this run: {why} {missing_result_advice(why)}")
 
 
 def _named(place: RunPlace, public: Sequence[str]) -> int:
-    """How many columns of a run are called by names that are public."""
+    """Count the columns of a run whose names are public."""
     record, known = load_run_state(place.state), set(public)
     labels = () if record is None else labels_of(record.columns, record.run, public)
     return sum(label in known for label in labels)
@@ -272,7 +272,7 @@ def _named(place: RunPlace, public: Sequence[str]) -> int:
 
 # ---- federation runs --------------------------------------------------------------------------------------------
 #
-# What a coordinator does with experiments: `run`, `stop`.
+# Experiments: `run`, `stop`.
 
 RUN = examples(
     "partsong federation run experiment.toml --folder liver -o model.safetensors",
@@ -284,79 +284,79 @@ STOP = examples("partsong federation stop first-try --folder liver", "partsong f
 
 @handle_errors
 def run(
-    experiment: Annotated[Path, typer.Argument(help="experiment.toml: what everybody runs.", show_default=False)],
+    experiment: Annotated[Path, typer.Argument(help="experiment.toml: the settings of the run.", show_default=False)],
     folder: Folder = Path(),
-    name: Annotated[str | None, typer.Option(help="What the run is called.", show_default="the file's name")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was broken off.")] = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run.", show_default="that of the file")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Seconds that a site may take to answer.", show_default=f"{TIMEOUT:g}; --resume: as before"
+            min=1, help="Seconds to wait for the answer of a site.", show_default=f"{TIMEOUT:g}; --resume: as before"
         ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help=ENGINE)] = Engine.FLOWER,
     exchange_folder: Annotated[
-        Path | None, typer.Option(help="With --engine files: where requests are dropped.")
+        Path | None, typer.Option(help="With --engine files: the folder for requests and answers.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the model goes as well (.safetensors).")
+        Path | None, typer.Option("--output", "-o", help="Also write the model here (.safetensors).")
     ] = None,
     names: Annotated[
         Path | None,
         typer.Option(
-            help="A text file with names of columns that are public, one a line; others are told by their hashes.",
+            help="Text file with public column names, one per line. Other columns appear as hashes.",
             show_default="none; --resume: as before",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment over all sites, follow it, and write the model."""
+    """Run an experiment at all sites, show its progress, and write the model."""
     require_writable("--output", output, (".safetensors",))
     if (exchange_folder is None) == (engine is Engine.FILES):
-        raise ParameterError("--engine files and --exchange-folder FOLDER go together.")
+        raise ParameterError("--engine files and --exchange-folder FOLDER need each other. Pass both or neither.")
     given = () if names is None else _names_in(names)
     server = ServerFolder.at(folder)
-    place, seed = _prepared(server, experiment, name or experiment.stem, resume, engine)
+    place, seed = _prepare_run(server, experiment, name or experiment.stem, resume, engine)
     before = settings_in(place)
     settings = RunSettings(
         before.timeout if timeout is None else timeout,
         before.names if names is None else given,
         None if exchange_folder is None else str(exchange_folder.absolute()),
     )
-    if resume and (done := _done_before(place, settings.names)) is not None:
-        typer.echo(f"Run {place.name!r} is done, and every site that was in it has been told.", err=as_json)
+    if resume and (done := _finished_result(place, settings.names)) is not None:
+        typer.echo(f"Run {place.name!r} is done, and every site in it has the result.", err=as_json)
         return put_end(place, done, output, as_json, given)
 
     typer.echo(f"seed {seed}", err=as_json)
     try:
         with held(place.command, f"Another command follows run {place.name!r}"):
             write_bytes(place.settings, msgspec.json.encode(settings))
-            told = _run_to_end(
-                server, place, exchange_folder, lambda line: None if as_json else typer.echo(line_of(line))
+            result = _run_to_end(
+                server, place, exchange_folder, lambda line: None if as_json else typer.echo(format_progress(line))
             )
     except KeyboardInterrupt:
-        typer.echo("Stopped. All whole exchanges are kept: --resume goes on with the run.", err=True)
+        typer.echo("Stopped. All complete exchanges are kept. Continue the run with --resume.", err=True)
         raise
-    put_end(place, told, output, as_json, given)
+    put_end(place, result, output, as_json, given)
 
 
 @handle_errors
 def stop(
     name: Annotated[str | None, typer.Argument(help="The run to stop.", show_default=False)] = None,
     folder: Folder = Path(),
-    whole_server: Annotated[bool, typer.Option("--server", help="Stop the server itself.")] = False,
+    whole_server: Annotated[bool, typer.Option("--server", help="Stop the server.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Stop a run, which can be resumed, or the server."""
     if (name is None) == (not whole_server):
-        raise ParameterError("Name the run to stop, or give --server for the server itself.")
+        raise ParameterError("Nothing to stop. Pass the name of a run, or --server to stop the server.")
     server = ServerFolder.at(folder)
     if name is None:
         holder = holder_of(server.path / "server.lock")
         if holder is None:
-            raise FileError("The server does not run on this machine.")
+            raise FileError("No server is running on this machine.")
         os.kill(holder, signal.SIGTERM)
-        told: dict[str, Any] = {"stopped": "server", "process": holder}
+        result: dict[str, Any] = {"stopped": "server", "process": holder}
     else:
         place = server.known_run(name)
         number, is_at_work = number_in(place), is_held(place.lock)
@@ -367,27 +367,27 @@ def stop(
         if not is_at_work:
             raise _not_at_work(place, folder)
         control.end_run_process(place)
-        told = {"stopped": name}
-    put_result(told, (f"Stopped: {told['stopped']}.",), as_json)
+        result = {"stopped": name}
+    put_result(result, (f"Stopped: {result['stopped']}.",), as_json)
 
 
 def _not_at_work(place: RunPlace, folder: Path) -> FileError:
-    """Why a run cannot be stopped."""
+    """Return the error for a run that cannot be stopped."""
     if not is_starting(place):
         return FileError(
-            f"Nobody works on run {place.name!r}: it was never started, is over, or was broken off and can be resumed. "
-            f"Which of them: partsong federation status --folder {quote(str(folder))}"
+            f"Run {place.name!r} is not in progress: it was never started, has ended, or can be resumed. "
+            f"See partsong federation status --folder {quote(str(folder))}"
         )
     return FileError(
-        f"Run {place.name!r} is just starting (process {holder_of(place.command)}), and there is nothing to stop yet. "
-        "Try again in some seconds, or end the command that starts it with Ctrl-C."
+        f"Run {place.name!r} is starting (process {holder_of(place.command)}) and cannot be stopped yet. "
+        "Try again in a few seconds, or stop the command that starts it with Ctrl-C."
     )
 
 
 def _run_to_end(
     server: ServerFolder, place: RunPlace, exchange_folder: Path | None, tell: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """By the server that runs, or over files by this process."""
+    """Run on the running server, or over files in this process."""
     if exchange_folder is None:
         return control.run_to_end(server, place, tell)
     return run_on_transport(lambda: files.request_transport(exchange_folder, server, place), server, place, tell)
@@ -401,18 +401,22 @@ def _names_in(path: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line for line in lines if line))
 
 
-def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine) -> tuple[RunPlace, int]:
-    """The folder of a run with its experiment, and its seed; everything that can be checked here is.
+def _prepare_run(
+    server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine
+) -> tuple[RunPlace, int]:
+    """Check the experiment and prepare the folder of its run; return the folder and the seed.
 
-    A name is used up once a site has begun: before that, an experiment that was corrected may have it.
+    A name is taken once a site has started the run; until then, a corrected experiment may reuse it.
     """
     before = Experiment.read(server.known_run(name).experiment) if resume else None
     wanted, written = with_seed(experiment, before)
     place = server.run(name)
     if before is None and has_started(place.state):
-        raise FileError(f"There is a run {name!r} already. Go on with it by --resume, or choose another --name.")
-    if before is not None and before.told() != wanted.told():
-        raise ParameterError(f"Run {name!r} was begun with other settings. Resume it with its own, or name another.")
+        raise FileError(f"Run {name!r} exists already. Continue it with --resume, or choose another --name.")
+    if before is not None and before.to_dict() != wanted.to_dict():
+        raise ParameterError(
+            f"Run {name!r} was started with other settings. Resume it with those, or choose another --name."
+        )
     record = None if before is None else load_run_state(place.state)
     if record is not None:
         require_same_sites(record, server.cards())
@@ -421,23 +425,23 @@ def _prepared(server: ServerFolder, experiment: Path, name: str, resume: bool, e
         site_nodes(server)
     if not server.cards():
         admitting = f"partsong federation admit CARD --folder {quote(str(server.path))}"
-        raise ParameterError(f"No site has been admitted yet. With the card of each: {admitting}")
+        raise ParameterError(f"No site is admitted yet. For the card of each site, run {admitting}")
     try:
         plan = build_server_plan(wanted, server)
-    except ParameterError as error:  # about keys of the file, which are no options of this command
+    except ParameterError as error:  # about keys of the file, not options of this command
         raise ParameterError(f"{experiment}: {error}") from error
     if record is not None:
         require_not_ended(place, record, plan.exchanges)
     if before is None and place.folder.exists():
-        _forget(place)
+        _discard_run(place)
     make_folder(place.folder)
     write_bytes(place.experiment, written)
     return place, wanted.seed
 
 
-def _forget(place: RunPlace) -> None:
-    """Let go of a run that has begun at no site: its name is free for an experiment that was corrected."""
-    busy, locks = f"Run {place.name!r} is being worked on by another process", (place.lock, place.command)
+def _discard_run(place: RunPlace) -> None:
+    """Delete a run that no site has started, so that a corrected experiment can use its name."""
+    busy, locks = f"Run {place.name!r} is in use by another process", (place.lock, place.command)
     with held(place.lock, busy), held(place.command, busy):
         for path in place.folder.iterdir():
             if path.is_dir():
@@ -446,20 +450,21 @@ def _forget(place: RunPlace) -> None:
                 path.unlink()
 
 
-def _done_before(place: RunPlace, names: Sequence[str]) -> dict[str, Any] | None:
-    """How a run has ended that is done, with these names of columns; None where something is left to do. A site where
-    it was never started is not told its end: for that nothing is left to do.
+def _finished_result(place: RunPlace, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the result of a run that is done with these column names; None if something is left to do.
+
+    Sites where the run was never started need no result.
     """
-    told = result_in(place) if place.result.exists() else None
-    if told is None or not place.model.exists() or settings_in(place).names != names:
+    result = result_in(place) if place.result.exists() else None
+    if result is None or not place.model.exists() or settings_in(place).names != names:
         return None
     record = load_run_state(place.state)
-    return told if told["status"] == "done" and record is not None and not record.without_result else None
+    return result if result["status"] == "done" and record is not None and not record.without_result else None
 
 
 # ---- federation -------------------------------------------------------------------------------------------------
 #
-# `partsong federation`: parties on their own machines, over TLS.
+# `partsong federation`: parties on their own machines, over TLS or files.
 
 app = typer.Typer(
     name="federation",

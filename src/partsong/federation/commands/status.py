@@ -1,4 +1,4 @@
-"""`partsong federation status`: how a federation is, at its server or at one of its sites."""
+"""`partsong federation status`: the state of a federation, at its server or at one of its sites."""
 
 from __future__ import annotations
 
@@ -31,120 +31,120 @@ from partsong.privacy.spending import USUAL_DELTA
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
 DAMAGED = "damaged"
-"""How a run is of which a file is: nothing more is known of it."""
+"""Status of a run with a damaged file."""
 Seen = TypeVar("Seen")
 
 
 @handle_errors
 def status(
-    folder: Annotated[
-        Path, typer.Option("--folder", "-f", help="The federation's folder, or that of a site.")
-    ] = Path(),
+    folder: Annotated[Path, typer.Option("--folder", "-f", help="The folder of the federation or of a site.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Say who is there and how every run is; at a site: what has left, what was spent, and where results are.
+    """Show connected sites and all runs; at a site: what has left, what was spent, and where results are.
 
-    The exit code is 1 where a site refuses everything, for its ledger and its audit log are not whole, where sites
-    refuse the server, for its certificate has expired, and where a file is missing or damaged; all else is shown.
+    The exit code is 1 if a site refuses all requests because its ledger or audit log is incomplete, if the server's
+    certificate has expired, or if a file is missing or damaged.
     """
     if (folder / "joined.toml").exists():
-        told, show = site_told(SiteFolder.at(folder)), _show_site
-        is_well = told["refuses"] is None
+        report, show = describe_site(SiteFolder.at(folder)), _show_site
+        is_well = report["refuses"] is None
     else:
-        told, show = server_told(ServerFolder.at(folder)), _show_server
-        days = (told["certificate_days"], told["served_certificate_days"])
+        report, show = describe_server(ServerFolder.at(folder)), _show_server
+        days = (report["certificate_days"], report["served_certificate_days"])
         is_well = all(left is None or left >= 0 for left in days)
     if as_json:
-        put_json(told)
+        put_json(report)
     else:
-        show(told)
-        for text in told["to_mend"].values():
-            typer.echo(f"TO MEND: {visible(text)}")
-    if not is_well or told["to_mend"] or any(run["status"] == DAMAGED for run in told["runs"].values()):
+        show(report)
+        for text in report["problems"].values():
+            typer.echo(f"PROBLEM: {visible(text)}")
+    if not is_well or report["problems"] or any(run["status"] == DAMAGED for run in report["runs"].values()):
         raise typer.Exit(BAD_INPUT)
 
 
-def _tried(to_mend: dict[str, str], what: str, look: Callable[[], Seen]) -> Seen | None:
-    """What is seen there; None where it is missing or damaged, which is added to what has to be mended."""
+def _tried(problems: dict[str, str], what: str, look: Callable[[], Seen]) -> Seen | None:
+    """Call `look`; if a file is missing or damaged, record it in `problems` and return None."""
     try:
         return look()
     except (PartsongError, OSError) as error:
-        to_mend[what] = _reason(error)
+        problems[what] = _reason(error)
         return None
 
 
 def _reason(error: PartsongError | OSError) -> str:
-    """An error with what was added to it, in one line."""
+    """Format an error and its notes on one line."""
     return str(failure(error, BAD_INPUT)["error"])
 
 
 # ---- site -------------------------------------------------------------------------------------------------------
 
 SECOND_LOOK = 0.2
-"""Seconds after which ledger and log are read again, if they do not tell of each other."""
+"""Seconds before ledger and log are read again if they disagree."""
 PIN_AGAIN = (
-    "Put your own copy back. If there is none, {}have the fingerprint read to you by two other sites, by telephone, "
-    "and give what you hear: partsong federation join KIT --roster roster.toml --fingerprint FINGERPRINT"
+    "Restore your backup. Without a backup, {}ask two other sites for the fingerprint by phone and pass it: "
+    "partsong federation join KIT --roster roster.toml --fingerprint FINGERPRINT"
 )
 
 
-def site_told(site: SiteFolder) -> dict[str, Any]:
-    """What somebody who answers for a site asks: is it up, what has left, what was spent, where are the results.
+def describe_site(site: SiteFolder) -> dict[str, Any]:
+    """Describe a site: whether it is running, what has left, what was spent, where results are.
 
-    `to_mend` is what it must not be without and has lost, or is damaged: `roster`, `shared_key`, `secret`, `policy`.
-    `refuses`: why it refuses everything, where it does.
+    `problems`: required files that are missing or damaged (`roster`, `shared_key`, `secret`, `policy`).
+    `refuses`: why the site refuses all requests, if it does.
     """
-    to_mend: dict[str, str] = {}
-    roster = _tried(to_mend, "roster", lambda: _pinned(site))
-    key = _tried(to_mend, "shared_key", site.shared_key)
-    _tried(to_mend, "secret", site.secret)
-    policy = _tried(to_mend, "policy", site.policy)
-    told: dict[str, Any] = {name: getattr(site, name) for name in ("site", "federation", "address")}
-    told |= {"folder": site.path, "node": "running" if is_held(site.path / "node.lock") else "stopped"}
-    told |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": key is not None}
+    problems: dict[str, str] = {}
+    roster = _tried(problems, "roster", lambda: _pinned(site))
+    key = _tried(problems, "shared_key", site.shared_key)
+    _tried(problems, "secret", site.secret)
+    policy = _tried(problems, "policy", site.policy)
+    report: dict[str, Any] = {name: getattr(site, name) for name in ("site", "federation", "address")}
+    report |= {"folder": site.path, "node": "running" if is_held(site.path / "node.lock") else "stopped"}
+    report |= {"fingerprint": None if roster is None else roster.fingerprint, "shared_key": key is not None}
     ledger, log = SiteLedger(site.path / "state" / "ledger.jsonl"), site.path / "state" / "audit.jsonl"
-    told |= {
-        "to_mend": to_mend,
+    report |= {
+        "problems": problems,
         **_spent(ledger, policy),
         "audit": _audit(log),
         "refuses": _why_it_refuses(ledger, log),
     }
-    return {**told, "runs": _runs_at_site(site.path)}
+    return {**report, "runs": _runs_at_site(site.path)}
 
 
 def _pinned(site: SiteFolder) -> credentials.Listed | None:
-    """The roster; None where none was pinned yet, an error with the way out where it is gone, or damaged."""
+    """Return the pinned roster, or None if there never was one; a lost or damaged roster is an error."""
     try:
         found = site.roster()
     except PartsongError as error:
-        error.add_note(f"The site has pinned it, and answers nobody without it. {PIN_AGAIN.format('remove it, and ')}")
+        error.add_note(
+            f"The site has pinned this roster and refuses all requests without it. {PIN_AGAIN.format('remove it, ')}"
+        )
         raise
     if found is None and site.has_roster:
         raise FileError(
-            f"{site.path / 'roster.toml'} is missing: this site has pinned a roster, and answers nobody without it. "
+            f"{site.path / 'roster.toml'} is missing. The site has pinned it and refuses all requests without it. "
             f"{PIN_AGAIN.format('')}"
         )
     return found
 
 
 def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
-    """What the ledger says; ε is None where no release had noise, or where they do not add up to one promise.
+    """Summarize the ledger. ε is None if no release had noise, or if the releases do not compose.
 
-    `policy` None: it is gone, no budget is known, and ε is that of the usual δ.
+    `policy` None: site.toml is lost, the budget is unknown, and ε is computed at the default δ.
     """
     budget = None if policy is None else policy.privacy
-    told: dict[str, Any] = {"epsilon_allowed": None if budget is None else budget.epsilon, "epsilon_spent": None}
+    report: dict[str, Any] = {"epsilon_allowed": None if budget is None else budget.epsilon, "epsilon_spent": None}
     try:
         books = ledger.load()
     except FormatError:
-        return {**told, "releases": None, "releases_without_noise": None, "directions": None, "openings": []}
+        return {**report, "releases": None, "releases_without_noise": None, "directions": None, "openings": []}
     with contextlib.suppress(CompositionError):
         if books.privacy_units:
-            told["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
-    told |= {"releases": books.serial, "releases_without_noise": books.noiseless}
-    told["directions"] = books.directions(0 if policy is None else policy.other_rows_since)
-    told["directions"] += 0 if policy is None else policy.directions_before or 0
-    return {**told, "openings": [asdict(one) for one in books.openings]}
+            report["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
+    report |= {"releases": books.serial, "releases_without_noise": books.noiseless}
+    report["directions"] = books.directions(0 if policy is None else policy.other_rows_since)
+    report["directions"] += 0 if policy is None else policy.directions_before or 0
+    return {**report, "openings": [asdict(one) for one in books.openings]}
 
 
 def _audit(path: Path) -> dict[str, Any]:
@@ -156,8 +156,10 @@ def _audit(path: Path) -> dict[str, Any]:
 
 
 def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
-    """What the site says to itself before it answers anything. The two files are read one after the other, without the
-    lock of a site that may be at work: what was charged and logged in between is seen at a second look.
+    """Return why the site refuses all requests, or None.
+
+    The two files are read one after the other without the lock of a running site; a second reading sees what was
+    charged and logged in between.
     """
     why = None
     for wait in (0, SECOND_LOOK):
@@ -172,7 +174,7 @@ def _why_it_refuses(ledger: SiteLedger, log: Path) -> str | None:
 
 
 def _runs_at_site(folder: Path) -> dict[str, dict[str, Any]]:
-    """Those that were begun at a site, and where their results are."""
+    """List the runs that were started at a site, and where their results are."""
     names = {path.name for place in ("state/runs", "results") for path in (folder / place).glob("[!.]*")}
     runs: dict[str, dict[str, Any]] = {}
     for name in sorted(names):
@@ -181,78 +183,86 @@ def _runs_at_site(folder: Path) -> dict[str, dict[str, Any]]:
             (result / MODEL_FILE).exists(),
             (folder / "state" / "runs" / name / VOCABULARY_FILE).exists(),
         )
-        status = "over" if has_result or are_agreed else "begun"
+        status = "finished" if has_result or are_agreed else "started"
         runs[name] = {"status": status, "result": result if has_result else None}
     return runs
 
 
-def _show_site(told: Mapping[str, Any]) -> None:
-    mend, audit = told["to_mend"], told["audit"]
+def _show_site(report: Mapping[str, Any]) -> None:
+    mend, audit = report["problems"], report["audit"]
     none_yet = "none yet: partsong federation join KIT --roster roster.toml"
-    no_key = "NONE: the server can test likely names of columns"
-    typer.echo(f"Site {told['site']!r} of federation {told['federation']!r}, {told['address']}: node {told['node']}.")
-    typer.echo(f"Roster: {told['fingerprint'] or ('TO MEND' if 'roster' in mend else none_yet)}")
-    typer.echo(f"Shared key: {'TO MEND' if 'shared_key' in mend else 'yes' if told['shared_key'] else no_key}")
-    typer.echo(_released(told))
+    no_key = "NONE: the server can test guesses of column names"
+    typer.echo(
+        f"Site {report['site']!r} of federation {report['federation']!r}, {report['address']}: node {report['node']}."
+    )
+    typer.echo(f"Roster: {report['fingerprint'] or ('PROBLEM' if 'roster' in mend else none_yet)}")
+    typer.echo(f"Shared key: {'PROBLEM' if 'shared_key' in mend else 'yes' if report['shared_key'] else no_key}")
+    typer.echo(_released(report))
     if audit["is_sound"]:
         typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
     else:
-        typer.echo(f"Audit log: NOT SOUND: partsong audit verify {quote(str(told['folder']))}")
-    if told["refuses"] is not None:
-        typer.echo(f"THE SITE REFUSES EVERY REQUEST (ledger): {told['refuses']}")
-    for name, run in told["runs"].items():
+        typer.echo(f"Audit log: NOT SOUND: partsong audit verify {quote(str(report['folder']))}")
+    if report["refuses"] is not None:
+        typer.echo(f"THE SITE REFUSES EVERY REQUEST (ledger): {report['refuses']}")
+    for name, run in report["runs"].items():
         where = f": {run['result']}" if run["result"] else ""
         typer.echo(f"  run  {visible(name):<24}{run['status']}{where}")
 
 
-def _released(told: Mapping[str, Any]) -> str:
-    if told["releases"] is None:
-        return "Released: unknown, for the ledger cannot be read"
-    allowed, spent = told["epsilon_allowed"], told["epsilon_spent"]
-    none = "its budget is not known" if "policy" in told["to_mend"] else "no budget in site.toml"
+def _released(report: Mapping[str, Any]) -> str:
+    if report["releases"] is None:
+        return "Released: unknown, because the ledger cannot be read"
+    allowed, spent = report["epsilon_allowed"], report["epsilon_spent"]
+    none = "budget unknown" if "policy" in report["problems"] else "no budget in site.toml"
     budget = none if allowed is None else f"of {allowed:g} allowed"
-    noiseless = f", {told['releases_without_noise']} of them without noise" if told["releases_without_noise"] else ""
-    noiseless += f" ({told['directions']} combinations of rows)" if told["directions"] else ""
+    noiseless = (
+        f", {report['releases_without_noise']} of them without noise" if report["releases_without_noise"] else ""
+    )
+    noiseless += f" ({report['directions']} combinations of rows)" if report["directions"] else ""
     cost = "0" if spent is None else f"{spent:.4g}"
-    if spent is None and told["releases"] - (told["releases_without_noise"] or 0) > 0:
-        cost = "releases about different units or relations do not compose"
-    if told["openings"]:
-        cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in told['openings']):.4g}"
-    of_what = "ε spent by the others" if noiseless else "ε spent"
-    return f"Released: {told['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
+    if spent is None and report["releases"] - (report["releases_without_noise"] or 0) > 0:
+        cost = "releases with different units or relations do not compose"
+    if report["openings"]:
+        cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in report['openings']):.4g}"
+    of_what = "ε spent by the other releases" if noiseless else "ε spent"
+    return f"Released: {report['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
 
 
 # ---- server -----------------------------------------------------------------------------------------------------
 
 
-def server_told(server: ServerFolder) -> dict[str, Any]:
-    """Sites and runs, as the coordinator sees them; `to_mend`: its `authority`, `certificate`, `coordinator_key`."""
-    to_mend: dict[str, str] = {}
-    authority = _tried(to_mend, "authority", lambda: server.authority)
-    left = _tried(to_mend, "certificate", lambda: _whole_days(server.days_left()))
+def describe_server(server: ServerFolder) -> dict[str, Any]:
+    """Describe sites and runs at the server; `problems`: its `authority`, `certificate`, `coordinator_key`."""
+    problems: dict[str, str] = {}
+    authority = _tried(problems, "authority", lambda: server.authority)
+    left = _tried(problems, "certificate", lambda: _whole_days(server.days_left()))
     if left is not None:
-        _tried(to_mend, "certificate", server.require_pair)
-    coordinator = _tried(to_mend, "coordinator_key", lambda: server.coordinator)
+        _tried(problems, "certificate", server.require_pair)
+    coordinator = _tried(problems, "coordinator_key", lambda: server.coordinator)
     is_up = is_held(server.path / "server.lock")
     served, sites = None, dict.fromkeys(server.cards(), "unknown")
     if is_up and authority is not None and left is not None:
         served = _served_days(server)
         sites = _sites(server) if (left if served is None else served) >= 0 else sites
     fingerprint = None if authority is None or coordinator is None else server.roster().fingerprint
-    runs = {name: _run_told(server.run(name)) for name in server.runs()}
+    runs = {name: _describe_run(server.run(name)) for name in server.runs()}
     models = {name: server.run(name).model for name in runs if server.run(name).model.exists()}
-    told: dict[str, Any] = {"name": server.name, "address": server.address, "server": "running" if is_up else "stopped"}
-    told |= {"folder": server.path, "certificate_days": left, "served_certificate_days": served}
-    return {**told, "fingerprint": fingerprint, "to_mend": to_mend, "sites": sites, "runs": runs, "models": models}
+    report: dict[str, Any] = {
+        "name": server.name,
+        "address": server.address,
+        "server": "running" if is_up else "stopped",
+    }
+    report |= {"folder": server.path, "certificate_days": left, "served_certificate_days": served}
+    return {**report, "fingerprint": fingerprint, "problems": problems, "sites": sites, "runs": runs, "models": models}
 
 
 def _whole_days(left: float) -> int:
-    """To the nearest; a certificate that has expired has none left, and less than none."""
+    """Round to whole days; the days of an expired certificate are negative."""
     return round(left) if left >= 0 else math.floor(left)
 
 
 def _served_days(server: ServerFolder) -> int | None:
-    """Days that the certificate is valid which a running server shows; None where it is the one in the folder."""
+    """Return the days left of the certificate that the running server uses; None if it is the one in the folder."""
     own, shown = (server.path / "server.crt").read_bytes(), control.served_certificate(server)
     return (
         None
@@ -262,27 +272,25 @@ def _served_days(server: ServerFolder) -> int | None:
 
 
 def _sites(server: ServerFolder) -> dict[str, str]:
-    """Who is there, by a server that runs and can be asked."""
+    """Ask the running server which sites are connected."""
     with control.open_control(server) as connection:
         nodes = connection.nodes()
     found = {site: nodes.get(server.node_of(site) or 0) for site in server.cards()}
     return {site: "not registered" if node is None else node.status for site, node in found.items()}
 
 
-def _run_told(place: RunPlace) -> dict[str, Any]:
-    """How a run is, with the exchanges that are done; of one with a file that is damaged, which, and the way out."""
+def _describe_run(place: RunPlace) -> dict[str, Any]:
+    """Describe a run and its completed exchanges; for a damaged file, which one and how to fix it."""
     done = 0
     try:
         done = len(place.progress.read_bytes().splitlines()) if place.progress.exists() else 0
-        return {**_how_it_is(place), "rounds_done": done}
+        return {**_run_status(place), "rounds_done": done}
     except (PartsongError, OSError) as error:
         return {"status": DAMAGED, "error": _reason(error), "rounds_done": done}
 
 
-def _how_it_is(place: RunPlace) -> dict[str, Any]:
-    """Running, starting, done, failed and why, or broken off and the command that goes on with it, by the engine that
-    it had last.
-    """
+def _run_status(place: RunPlace) -> dict[str, Any]:
+    """Return the status: running, starting, done, failed (and why), or interrupted with the command to resume."""
     if is_held(place.lock):
         return {"status": "running"}
     if is_starting(place):
@@ -291,34 +299,34 @@ def _how_it_is(place: RunPlace) -> dict[str, Any]:
         return {name: value for name, value in result_in(place).items() if name in ("status", "error", "notes")}
     exchange_folder = settings_in(place).exchange_folder
     if exchange_folder is None and not (place.settings.exists() or place.number.exists()):
-        return {"status": "broken off"}
+        return {"status": "interrupted"}
     resume = f"partsong federation run {quote(str(place.experiment))} --folder {quote(str(place.folder.parent.parent))}"
     resume += (
         f" --name {place.name}"
         + ("" if exchange_folder is None else f" --engine files --exchange-folder {quote(exchange_folder)}")
         + " --resume"
     )
-    return {"status": "broken off", "resume": resume}
+    return {"status": "interrupted", "resume": resume}
 
 
-def _show_server(told: Mapping[str, Any]) -> None:
-    typer.echo(f"Federation {told['name']!r}, {told['address']}: the server is {told['server']}.")
-    roster = (told["fingerprint"] or "TO MEND") if told["sites"] else "nobody yet"
-    left, served = told["certificate_days"], told["served_certificate_days"]
-    is_old = "" if served is None else f" (the server shows another, {_validity(served)}: end it, and serve again)"
-    typer.echo(f"Certificate: {'TO MEND' if left is None else _validity(left)}{is_old}. Roster: {roster}")
+def _show_server(report: Mapping[str, Any]) -> None:
+    typer.echo(f"Federation {report['name']!r}, {report['address']}: the server is {report['server']}.")
+    roster = (report["fingerprint"] or "PROBLEM") if report["sites"] else "no site yet"
+    left, served = report["certificate_days"], report["served_certificate_days"]
+    is_old = "" if served is None else f" (the server uses another one, {_validity(served)}: restart it)"
+    typer.echo(f"Certificate: {'PROBLEM' if left is None else _validity(left)}{is_old}. Roster: {roster}")
     if left is not None and left < 0:
-        renewing = f"partsong federation init {quote(str(told['folder']))} --renew"
-        typer.echo(f"Sites refuse it: {renewing}, then end the server, and serve again.")
-    for site, state in told["sites"].items():
+        renewing = f"partsong federation init {quote(str(report['folder']))} --renew"
+        typer.echo(f"Sites refuse an expired certificate. Run {renewing}, then restart the server.")
+    for site, state in report["sites"].items():
         typer.echo(f"  site {site:<24}{state}")
-    for name, run in told["runs"].items():
-        where = f"; model: {told['models'][name]}" if name in told["models"] else ""
+    for name, run in report["runs"].items():
+        where = f"; model: {report['models'][name]}" if name in report["models"] else ""
         typer.echo(f"  run  {name:<24}{run['status']}, {run['rounds_done']} exchanges done{where}")
         for line in (*run.get("error", "").splitlines(), *run.get("notes", ())):
             typer.echo(f"       {visible(line)}")
         if "resume" in run:
-            typer.echo(f"       it goes on with: {run['resume']}")
+            typer.echo(f"       resume it with: {run['resume']}")
 
 
 def _validity(days: int) -> str:

@@ -80,9 +80,9 @@ def run_experiment(
     line for each step of an agreement on words.
     """
     n_parties, rule = len(transport.names()), experiment.text_rule
-    plan = build(experiment.told(), n_parties, roster)
+    plan = build(experiment.to_dict(), n_parties, roster)
     schedule = replace(experiment.schedule(n_parties), rounds=plan.exchanges, absent=absent)
-    coordinator = Coordinator(transport, folder, run, experiment.told(), timeout, serials)
+    coordinator = Coordinator(transport, folder, run, experiment.to_dict(), timeout, serials)
     if (Journal if experiment.is_asynchronous else ArrivalsJournal)(folder).path.exists():
         kind = "a synchronous" if experiment.is_asynchronous else "an asynchronous"
         raise ParameterError(f"{folder} has another run: {kind} run. Choose another folder.")
@@ -170,7 +170,7 @@ def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
             "rank, at most the number of columns."
         )
     roster = dict(server.roster().keys)
-    plan = build_plan(experiment.told(), len(roster), roster)
+    plan = build_plan(experiment.to_dict(), len(roster), roster)
     first = methods.method(experiment.method).passes_to
     key, method = ("method", experiment.method) if first is None else (first, str(experiment.options[first]))
     if plan.reduction.hides_uploads and not isinstance(plan.program.aggregation, Reducible):
@@ -210,7 +210,7 @@ def build_model(experiment: Experiment, plan: Plan, record: RunState, public: Se
     and shares.
     """
     program: Any = plan.program
-    settings = {**experiment.told(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
+    settings = {**experiment.to_dict(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
     settings = {name: value for name, value in settings.items() if value is not None}
     H = np.ascontiguousarray(np.asarray(program.components(record.server)))
     names = labels_of(record.columns, record.run, public)
