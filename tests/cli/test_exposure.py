@@ -291,7 +291,7 @@ def test_scripts_answer_by_an_option_and_yes_changes_no_data(kit, tmp_path):
     assert Policy.read(tmp_path / "site-north" / "site.toml").rare_columns == "zero"
     result = runner().invoke(app, [*kit, "--yes", "--rare-columns", "refuse", "--json"])
     assert result.exit_code == 1
-    assert "which stays" in json.loads(result.stdout)["error"]
+    assert "pinned roster stays" in json.loads(result.stdout)["error"]
 
 
 def test_the_answer_is_written_into_policies_old_and_new():

@@ -168,7 +168,7 @@ def test_a_renewed_certificate_needs_a_new_start_of_the_server(server, invoke, m
     with held(server.path / "server.lock", ""):
         assert "serve again" not in invoke(*status).stdout
         assert "serve again" in invoke(*words).stderr
-        assert "397 days left: end it, and serve again" in invoke(*status).stdout
+        assert "397 days left: restart it" in invoke(*status).stdout
 
 
 def test_status_comes_to_its_hint_where_the_server_shows_a_certificate_that_has_expired(
@@ -187,7 +187,7 @@ def test_status_comes_to_its_hint_where_the_server_shows_a_certificate_that_has_
         assert f"partsong federation init {server.path} --renew" in said
         server.renewed()
         said = invoke(*status, code=1).stdout
-        assert "(the server shows another, expired 1 day ago: end it, and serve again)" in said
+        assert "(the server uses another one, expired 1 day ago: restart it)" in said
         assert "--renew" not in said
         found = told(*status, code=1)
     assert (found["server"], found["certificate_days"], found["served_certificate_days"]) == ("running", 397, -1)
@@ -376,7 +376,7 @@ def test_a_clock_that_is_wrong_is_named_before_the_key(server, seconds, said):
 def test_the_command_that_comes_next_can_be_copied(server, invoke, tmp_path):
     os.rename(tmp_path / "south.zip", tmp_path / "my kit.zip")
     said = invoke("federation", "join", "my kit.zip", "--data", "rows.npy", "--folder", "my site", "--yes").stdout
-    told = shlex.split(said.splitlines()[-1].rpartition("comes back: ")[2])
+    told = shlex.split(said.splitlines()[-1].rpartition("arrives, run: ")[2])
     assert told[2:] == ["join", "my kit.zip", "--folder", "my site", "--roster", "roster.toml"]
     with zipfile.ZipFile(server.invite("south", tmp_path / "my other kit.zip")) as archive:
         assert "join 'my other kit.zip' --data" in archive.read("README.txt").decode()

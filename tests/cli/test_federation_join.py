@@ -107,7 +107,7 @@ def test_who_does_not_say_yes_has_changed_nothing(here, answer):
     assert "3 rows" in result.stdout
     assert content_of(folder) == before
     assert "removed" not in result.stderr
-    assert not answer or f"Not joined. The folder {folder} is as it was before." in result.stderr
+    assert not answer or f"Not joined. The folder {folder} is unchanged." in result.stderr
 
 
 @pytest.mark.parametrize("words", [("--data", "few.npy"), ("--transpose",), ("--shared-key", "sites.key")])
@@ -227,7 +227,7 @@ def cut_off(monkeypatch):
 
 def test_a_new_folder_is_not_made_before_a_yes(here):
     result = runner().invoke(app, [*JOIN, "--data", "rows.npy", "--folder", "anew"], input="n\n")
-    assert f"The folder {here / 'anew'} was not made." in result.stderr
+    assert f"The folder {here / 'anew'} was not created." in result.stderr
     assert not (here / "anew").exists()
 
 
@@ -366,7 +366,7 @@ def test_the_roster_of_a_kit_does_not_take_the_place_of_the_one_that_is_pinned(h
     assert told(*AGAIN)["fingerprint"] == newer.fingerprint
     result = runner().invoke(app, [*JOIN, "--no-start"], input="y\n")
     assert result.exit_code == 0
-    assert "which stays" in result.stderr
+    assert "pinned roster stays" in result.stderr
     assert "TWO OF THEM" not in result.output
     assert SiteFolder.at(here / "site-north").roster() == newer
     assert told(*AGAIN, "--fingerprint", newer.fingerprint)["fingerprint"] == newer.fingerprint
@@ -402,7 +402,7 @@ def test_a_roster_that_is_given_while_the_node_runs_is_taken_and_used_by_it(here
     with held(site.lock, ""):
         assert asked(here, party, hello) == Refusal("roster")
         said = invoke(*words, "--roster", "newer.toml", "--fingerprint", newer.fingerprint)
-        assert "The roster was taken. The node of 'north' runs already" in said.stderr
+        assert "The roster was saved. The node of 'north' is running" in said.stderr
         assert not isinstance(asked(here, party, hello), Refusal)
         assert "runs already" in invoke(*words, code=1).stderr
 

@@ -140,7 +140,7 @@ def test_a_site_where_a_run_was_never_started_is_not_promised_its_end(place, inv
     (tmp_path / "first.toml").write_text('method = "exact"\nrank = 2\nrounds = 1\non_party_error = "skip"\n')
     first = invoke(*WORDS)
     before, again = place.result.read_bytes(), invoke(*WORDS, "--resume")
-    assert "every site that was in it has been told" in again.stdout
+    assert "every site in it has the result" in again.stdout
     for said in (first.stderr, again.stderr):
         assert "'south' has no result of this run: The run was never started there." in said
         assert "--resume" not in said
@@ -156,7 +156,7 @@ def test_status_tells_how_a_run_over_files_goes_on_that_was_broken_off(place, to
         invoke(*over, code=130)
     run = told("federation", "status", "--folder", tmp_path / "liver")["runs"]["first"]
     assert run["status"] == "interrupted"
-    assert f"it goes on with: {run['resume']}" in invoke("federation", "status", "--folder", tmp_path / "liver").stdout
+    assert f"resume it with: {run['resume']}" in invoke("federation", "status", "--folder", tmp_path / "liver").stdout
     monkeypatch.setattr(files, "request_transport", lambda drop, *others: opened.append(drop) or sites)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -201,7 +201,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
     (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
     (tmp_path / "public.txt").write_text("elsewhere\n")
     said = invoke(*WORDS, "--names", "public.txt").stdout
-    assert "0 columns have one of the 1 names in --names; the others keep their hashes." in said
+    assert "0 columns have one of the 1 names in --names; the others are shown as hashes." in said
     assert told(*WORDS, "--resume", "--names", "public.txt")["named_columns"] == 0
     (tmp_path / "right.txt").write_text("elsewhere\ncolumn 1\ncolumn 3\n")
     assert "2 columns have one of the 3 names" in invoke(*WORDS, "--resume", "--names", "right.txt").stdout
@@ -337,7 +337,7 @@ def test_a_run_that_is_just_starting_is_not_called_over_by_stop(admitted, told, 
         place.number.write_text(number)
     with held(place.command, "busy"):
         said = told(*stop, code=1)["error"]
-        assert "is just starting" in said
+        assert "is starting" in said
         assert f"process {os.getpid()}" in said
     assert "it was never started, has ended, or can be resumed" in told(*stop, code=1)["error"]
 
@@ -477,7 +477,7 @@ def test_a_run_that_has_ended_by_its_time_is_over_and_one_that_was_broken_off_ma
 def test_files_and_a_folder_for_them_go_together(federation, told):
     for words in (("--engine", "files"), ("--exchange-folder", "drop")):
         said = told("federation", "run", "experiment.toml", "--folder", "liver", *words, code=1)
-        assert "go together" in said["error"]
+        assert "need each other" in said["error"]
 
 
 def test_a_site_that_answers_nothing_over_files_is_lost_and_the_run_can_be_resumed(federation, told):
@@ -501,7 +501,7 @@ def test_stop_ends_the_process_that_works_on_a_run_over_files_also_where_flower_
     place = server.run("experiment")
     place.folder.mkdir()
     place.experiment.write_text(EXPERIMENT_FILES)
-    assert "never started, is over" in told("federation", "stop", "experiment", "--folder", "liver", code=1)["error"]
+    assert "never started, has ended" in told("federation", "stop", "experiment", "--folder", "liver", code=1)["error"]
     place.number.write_text("7")
     request_transport(federation, server, place)
     process = subprocess.Popen([sys.executable, "-c", HOLDS, place.lock])
@@ -676,7 +676,7 @@ def test_sites_with_texts_end_with_words_and_the_server_with_hashes(joined, invo
 def test_what_leaves_is_shown_and_no_word_of_a_text_is(joined, invoke, tmp_path):
     said = invoke("federation", "join", "east.zip", "--yes", "--no-start").output
     assert "words to the server" in said
-    assert "8 texts" in said
+    assert "number of texts, 8" in said
     assert "eastville" not in said
     before = SiteFolder.at(tmp_path / "site-east")
     assert before.reading == {"text_column": "note"}
@@ -698,7 +698,7 @@ def test_texts_are_read_again_once_they_were_changed(joined, tmp_path):
     [
         (("--data", "east.csv", "--text-column", "text"), "'text' is not among the 2 titles"),
         (("--data", "east.csv", "--text-column", "note", "--label", "id"), "--label is for tables"),
-        (("--data", "east.csv"), "name their column: --text-column"),
+        (("--data", "east.csv"), "pass their column: --text-column"),
         (("--data", "east.csv", "--encoding", "latin-1"), "--encoding is for texts"),
         (("--data", "north.jsonl", "--encoding", "nonsense"), "nonsense"),
     ],

@@ -88,10 +88,10 @@ def test_of_promises_that_do_not_compose_no_epsilon_is_told(books, told, invoke)
     charge(ledger, party, count=3)
     spent = Ledger().after(party, 3).epsilon(USUAL_DELTA)
     assert told(*STATUS)["epsilon_spent"] == pytest.approx(spent)
-    assert f"ε spent by the others: {spent:.4g} (no budget" in invoke(*STATUS).stdout
+    assert f"ε spent by the other releases: {spent:.4g} (no budget" in invoke(*STATUS).stdout
     charge(ledger, row, count=3)
     assert told(*STATUS)["epsilon_spent"] is None
-    assert "releases about different units or relations do not compose" in invoke(*STATUS).stdout
+    assert "releases with different units or relations do not compose" in invoke(*STATUS).stdout
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_of_promises_that_do_not_compose_no_epsilon_is_told(books, told, invoke)
         ("site.toml", b"[privacy]\nepsilon = -1\n", "policy", "epsilon"),
         ("secret", None, "secret", "Restore your backup"),
         ("roster.toml", None, "roster", "--fingerprint FINGERPRINT"),
-        ("roster.toml", b"", "roster", "remove it, and have the fingerprint read"),
+        ("roster.toml", b"", "roster", "remove it, ask two other sites"),
     ],
 )
 def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
@@ -139,7 +139,7 @@ def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
     assert "Released: 1 times" in text
     assert "none yet" not in text
     assert "Shared key: NONE" not in text
-    assert ("its budget is not known" in text, "no budget in site.toml" in text) == (what == "policy", what != "policy")
+    assert ("budget unknown" in text, "no budget in site.toml" in text) == (what == "policy", what != "policy")
 
 
 def test_a_run_that_was_broken_off_is_told_with_the_way_on(books, invoke, tmp_path):
@@ -154,6 +154,6 @@ def test_a_run_that_was_broken_off_is_told_with_the_way_on(books, invoke, tmp_pa
     place.number.write_text("7")
     way_on = shlex.split(invoke(*words).stdout.splitlines()[-1].rpartition(": partsong ")[2])
     said = invoke(*way_on, "--engine", "files", "--exchange-folder", "x", code=1).stderr
-    assert "No site has been admitted" in said
+    assert "No site is admitted" in said
     place.result.write_text('{"status": "done"}')
     assert "--resume" not in invoke(*words).stdout

@@ -112,7 +112,7 @@ def test_there_is_a_run_above_of_every_method_and_every_key():
 
 def test_what_is_no_method_of_an_experiment_has_a_reason_not_to_be():
     for name in (*NOT_BETWEEN_SITES, *(set(methods.TABLE) - set(METHODS))):
-        with pytest.raises(ParameterError, match=rf"'{name}' .*(Take|table privacy)"):
+        with pytest.raises(ParameterError, match=rf"'{name}' .*(Use|table privacy)"):
             experiment_of(method=name)
 
 
@@ -247,10 +247,10 @@ def test_methods_without_such_keys_are_told_as_before():
             "rank must be from 1 to d = 1, the dimension of the sketch; got 2",
         ),
         ({"method": "secure-dsanls", "columns_ratio": 0.5}, "needs columns_sketch"),
-        ({"method": "secure-dsanls", "is_guarded": False}, "not for an experiment to say"),
-        ({"method": "secure-dsanls", "budget": "total"}, "knows only what the server says"),
+        ({"method": "secure-dsanls", "is_guarded": False}, "cannot set how many sketches"),
+        ({"method": "secure-dsanls", "budget": "total"}, "only from the server"),
         ({"method": "game", "order": "simultaneous"}, "all rows in one place"),
-        ({"method": "game", "step": "fast"}, 'step is "safe" or a number'),
+        ({"method": "game", "step": "fast"}, 'step must be "safe" or a number'),
         ({"method": "game", "step": 0}, "step must be a number above 0"),
         ({"method": "game", "step_decay": 0.1}, "step_decay needs a number as step"),
         ({"method": "game", "shrink": 0.5}, 'shrink needs self_play = "min" or "max"'),

@@ -238,7 +238,7 @@ def test_a_policy_that_cannot_be_meant_is_refused(table, match):
         ({"method": "asyn-sdd", "rank": 3, "rounds": 3}, "'asyn-sd'"),
         ({"method": "asyn-sd", "rank": 3, "rounds": 3, "secure_aggregation": True}, "masks need several"),
         ({"method": "asyn-sd", "rank": 3, "rounds": 3, "tol": -1}, "tol must be"),
-        ({"method": "syn-sd", "rank": 3, "rounds": 3, "time_budget": 5.0}, "time_budget can end a run of asyn-sd"),
+        ({"method": "syn-sd", "rank": 3, "rounds": 3, "time_budget": 5.0}, "time_budget can end only runs of asyn-sd"),
         ({"method": "exact", "rank": 0, "rounds": 3}, "rank must be"),
         ({"method": "exact", "rank": 3, "rounds": 3, "on_party_error": "go on"}, "on_party_error"),
         ({"method": "exact", "rank": 3, "rounds": 3, "columns": "all"}, "columns"),

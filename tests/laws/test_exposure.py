@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -466,11 +465,10 @@ def test_the_attack_command_never_soothes_without_a_level(name, parts, tmp_path,
 @pytest.mark.parametrize("density", [0.3, 1.0])
 def test_the_terms_that_a_site_reads_never_soothe_without_the_level(limit, sent, density):
     X = sparse(60, 8, density)
-    seen = Counter()
     for change in ({}, {"rare_columns": ZERO}, {"privacy": PrivacyBudget(1.0, unit="row")}):
         terms = Terms(Policy(maximum_exposure=limit, **change), sent, uncounted=sent)
         said, _ = terms.of_table(X, range(8))
         require_level(said, Support.of(X).exposure(sent))
         require_level(terms.of_texts())
-        seen[bool(SOOTHING.search(said))] += 1
-    assert seen[True] == (0 if limit is Exposure.ROWS else 2)
+        if limit is not Exposure.ROWS and "privacy" not in change:
+            assert str(Support.of(X).exposure(sent)) in STATED.findall(said)
