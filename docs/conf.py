@@ -27,6 +27,7 @@ nitpick_ignore_regex = [("py:.*", ".*")]  # types in signatures: most are of Num
 suppress_warnings = ["misc.highlighting_failure", "toc.empty_glob"]  # examples of JSON with "…" in them
 highlight_language = "text"
 default_role = "code"
+smartquotes = False
 
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
