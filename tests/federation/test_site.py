@@ -188,7 +188,7 @@ def test_a_site_without_keys_for_a_sum_says_so_and_sends_nothing(midway):
     assert "cannot be in a sum with 'east'" in (federation.folder / "east" / "site.log").read_text()
     files = RunFolder(federation.folder / "east" / "runs" / "run-1")
     tally = files.load_progress(system_source)
-    files.save_progress(replace(tally, reduction_state=replace(tally.reduction_state, place=None)), system_source)
+    files.save_progress(replace(tally, reduction_state=replace(tally.reduction_state, setup=None)), system_source)
     again = replace(request, nonce=replace(nonce, attempt=1), note=note)
     assert code_of(site.answer(again.to_bytes())) == "protocol"
     assert "has no keys for this sum" in (federation.folder / "east" / "site.log").read_text()
@@ -210,7 +210,7 @@ def test_secrets_of_a_sum_are_gone_when_it_is_over(inside):
     """A site keeps what later sums of the batch need; and nothing when the run has ended."""
     federation, _ = inside
     files = RunFolder(federation.folder / "east" / "runs" / "run-1")
-    kept = files.load_progress(system_source).reduction_state.place
+    kept = files.load_progress(system_source).reduction_state.setup
     assert min(kept.own) == min(kept.held) == 1, "of round 1, which the server has not counted yet here"
     list(federation.rounds())
     assert files.load_progress(system_source).reduction_state is None

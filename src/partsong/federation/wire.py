@@ -300,7 +300,7 @@ SAME_ROSTER = (
 )
 NEWEST_FILES = (
     "The site's files of this run (state/runs/NAME) are older than the server expects. Restore the newest files, then "
-    f"resume the run; or resume it {SKIP_SITE}. A site that has lost all of them is restarted automatically."
+    f"resume the run; or resume it {SKIP_SITE}. A site without any of them is restarted automatically."
 )
 FINAL_REFUSAL = f"The site will refuse again. Resume the run {SKIP_SITE}, or {NEW_RUN}."
 

@@ -103,7 +103,7 @@ class RemoteArrivals:
             self._pending.send(name, request.nonce)
 
     def next(self) -> Arrival | None:
-        """Wait for the next reply. Returns its arrival; None if it is none, or if a site is due before any reply."""
+        """Wait for the next reply. Returns None if it is not an arrival, or if a site is due first."""
         self.send(self.run.pieces)
         pending, run, overdue = self._pending, self.run, self._pending.overdue()
         until = None if self._time_budget is None else self._began + self._time_budget
@@ -135,10 +135,8 @@ class RemoteArrivals:
         """Write the run after this arrival. A site with too many consecutive failures gets no more requests."""
         before, name, after = self.run, arrival.name, done.checkpoint
         assert isinstance(after, AsyncCheckpoint)
-        pieces = {
-            **before.pieces,
-            name: after.items[name],
-        }  # other sites may have new work items, because their files were lost
+        # Other sites keep their items of `before`, which may be new because their files were lost.
+        pieces = {**before.pieces, name: after.items[name]}
         faults, counted, moves = before.faults, before.counted, before.moves
         if isinstance(arrival.sent, PartsongError):
             faults = {**faults, done.index: str(arrival.sent)}

@@ -51,7 +51,7 @@ def message_bytes(message: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
             arrays = message.content["arrays"]
             pieces = [arrays[str(number)].data for number in range(len(arrays))]
     except Exception as error:
-        raise FormatError("the content of a Flower message is not what it should be") from error
+        raise FormatError("a Flower message has unexpected content") from error
     if size > max_bytes or sum(map(len, pieces)) != size:
         raise FormatError("a Flower message is truncated, or longer than the limit")
     data = b"".join(pieces)
