@@ -200,7 +200,7 @@ class RecordedOrder(Durations):
         for second, name in enumerate(self.order, 1):
             seconds.setdefault(name, [0]).append(second)
         intervals = {name: [late - early for early, late in pairwise(times)] for name, times in seconds.items()}
-        object.__setattr__(self, "lasting", intervals)
+        object.__setattr__(self, "intervals", intervals)
 
     def check(self, names: Sequence[str]) -> None:
         Durations(stragglers=dict.fromkeys(self.order, 1.0)).check(names)
