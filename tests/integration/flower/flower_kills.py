@@ -61,7 +61,7 @@ ARRIVALS = 'method = "asyn-sd"\nrank = 3\nlocal_steps = 3\nseed = 5\n' + ROUNDS
 
 KINDS = {
     "plain": Haunt((PLAIN + ROUNDS,), (4,)),
-    "secure_aggregation": Haunt((MASKS,), (4, BATCH + 2), MASKED),
+    "masked": Haunt((MASKS,), (4, BATCH + 2), MASKED),
     "private": Haunt((NOISE + PROMISE,), (6,), MASKED, noisy_plan, "minimum_parties = 3\n" + ALLOWANCE, "seeded"),
     "left out": Haunt((MASKS + 'on_party_error = "skip"\n',), (8,), MASKED, names=demo.NAMES, patience=8.0),
     "asynchronous": Haunt((ARRIVALS + 'on_party_error = "skip"\n', ARRIVALS + 'on_party_error = "raise"\n'), (24,)),

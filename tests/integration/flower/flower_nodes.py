@@ -28,9 +28,9 @@ CHANGES = {
 
 def lying(place):
     """It answers as it should, and then changes its reply; it signs what it sends."""
-    lies = Lies(place.path / "lie", Site.answer, site_process.answer_to)
+    lies = Lies(place.path / "lie", Site.answer, site_process.reply_message)
     Site.answer = lambda site, data: lies.answer(site, data)
-    site_process.answer_to = lies.send
+    site_process.reply_message = lies.send
 
 
 def seeded(place):

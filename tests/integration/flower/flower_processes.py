@@ -55,7 +55,7 @@ class Federation:
 
     def start(self):
         demo.start_server(self.running, self.server)
-        with self.controlling() as control:
+        with self.open_control() as control:
             demo.register(control, self.server)
         for name in self.names:
             self.start_node(name)
@@ -67,7 +67,7 @@ class Federation:
         return open_control(self.server)
 
     def wait_for_nodes(self):
-        with self.controlling() as control:
+        with self.open_control() as control:
             demo.wait_for(self.running, control, self.server, self.names)
 
     def start_node(self, name):

@@ -197,7 +197,7 @@ def test_a_node_that_was_started_anew_is_asked_again():
 
 def test_a_request_is_repeated_after_a_while():
     grid = Grid(lambda node, count, message: replying(node, count, message) if count else None)
-    assert transport(grid, again=0.01).ask({"east": b"abc"}, 5)["east"] == b"cba"
+    assert transport(grid, retry_after=0.01).ask({"east": b"abc"}, 5)["east"] == b"cba"
 
 
 def test_a_broken_connection_and_a_node_that_is_away_are_waited_for():
@@ -404,7 +404,7 @@ def require_foreign_app_dropped(made):
     place.settings.write_text('{"timeout": 8}')
     fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
     request = StartRunRequest(fab=fab, override_config=user_config_to_proto({"run": "foreign"}))
-    with made.controlling() as control:
+    with made.open_control() as control:
         number = control.client.StartRun(request).run_id
         made.wait(lambda: control.status(number).is_over)
     told = json.loads(place.result.read_text())

@@ -38,7 +38,7 @@ def recorded_federation(folder, monkeypatch):
             patched.setenv("PARTSONG_TEST_RECORD", str(record))
             patched.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
             demo.start_server(running, made.server)
-        with made.controlling() as control:
+        with made.open_control() as control:
             demo.register(control, made.server)
         for name in made.names:
             made.start_node(name)
