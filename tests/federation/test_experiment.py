@@ -264,14 +264,14 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "then-exact", "first": "fedavg", "first_rounds": 3}, "leaves no exact round among 3 rounds"),
         ({"method": "then-exact", "first": "fedavg", "first_rounds": 1, "strength": 1.0}, 'with first = "fedavg"'),
         ({"method": "exact", "first": "fedavg"}, "first is for then-exact"),
-        ({"method": "game-consensus", "privacy": {"unit": "party", "epsilon": 1}}, "Privacy of parties is for"),
+        ({"method": "game-consensus", "privacy": {"unit": "party", "epsilon": 1}}, "PartyPrivacy needs"),
         (
             {"method": "then-exact", "first": "fedavg", "first_rounds": 1, "privacy": {"unit": "party", "epsilon": 1}},
             "is for",
         ),
         (
             {"method": "secure-dsanls", "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},
-            "Privacy of rows is for",
+            "RowPrivacy needs",
         ),
         (
             {"method": "exact", "accelerate": True, "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},

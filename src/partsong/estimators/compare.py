@@ -1,4 +1,4 @@
-"""`partsong.compare`: what parties reach alone, together, and if they pooled their rows, in a simulation."""
+"""`partsong.compare`: compare local, federated and pooled factorization of several parties, in a simulation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from partsong.training.simulation import FederatedFit, finish_with_warnings, par
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 FEW_ROWS = 64
-"""Rows of a party on which compiled code is tried before the clock starts."""
+"""Rows per party for warming up compiled code before timing."""
 
 WORST_FIRST = (Outcome.INTERRUPTED, Outcome.DIVERGED, Outcome.TIME_LIMIT, Outcome.MAX_ROUNDS, Outcome.CONVERGED)
 HEADINGS = (
@@ -61,25 +61,25 @@ HEADINGS = (
     "drift", "aligned", "outcome",
 )  # fmt: skip
 NEVER_SENT = (
-    "The rows X_p and the weights W_p never left a party. Sums and components that a party sends in the open still "
-    "tell about its rows, the more the fewer rows it has: they are not anonymous."
+    "The rows X_p and the weights W_p never left a party. Sums and components that a party sends unmasked still reveal "
+    "something about its rows, and more if it has few rows: they are not anonymous."
 )
 LOCAL, POOLED = "local", "pooled"
 COMPARABLE = (LOCAL, *(name for name in registry.names() if not registry.TABLE[name].required), POOLED)
 BASELINE_ITERATIONS = 100
-"""The fewest of "local" and "pooled" where nobody names their own: few rounds of others do not cut references short."""
+"""Minimum iterations of "local" and "pooled" by default, so that few rounds of other methods do not limit them."""
 DESCRIPTIONS = {
-    LOCAL: "Every party factorizes its own rows and shares nothing: one model for each.",
-    POOLED: "All rows in one place: what nobody is allowed to do.",
+    LOCAL: "Every party factorizes its own rows and shares nothing: one model per party.",
+    POOLED: "All rows in one place: the reference that parties cannot compute.",
 }
 SAME_ITERATION = (LOCAL, "exact", POOLED)
-"""One iteration on the rows of each party, of all, and of all in one place; asked for by the name "exact"."""
+"""Methods with the same iteration: on the rows of each party, on sums, on pooled rows; options use the name "exact"."""
 PerMethod = int | Mapping[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A method of a comparison: a program, how long it may run, how its parties start, and one sentence about it."""
+    """A method in a comparison: its program, rounds, initialization, and a description."""
 
     name: str
     description: str
@@ -91,9 +91,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Recorder:
-    """What a run lets be seen on its way: how often parties sent which kind of upload, by the signature of its arrays,
-    and the parties' H_p after the first and the best round.
-    """
+    """Records a run: counts of uploads by the signature of their arrays, and H_p after the first and the best round."""
 
     meanings: Mapping[str, str] = field(default_factory=dict)
     sent: dict[Signature, list[Sent]] = field(default_factory=dict)
@@ -103,7 +101,7 @@ class Recorder:
     least: float = math.inf
 
     def record(self, done: Round, row: HistoryRow) -> None:
-        """Note a round; of equally good ones the later is the best, as in `training.loop.train`."""
+        """Record a round; of equally good rounds the last is the best, as in `training.loop.train`."""
         if not self.sent and done.traffic:
             self.alone = party_components(done.checkpoint)
         for _, _, upload in done.traffic:
@@ -120,18 +118,18 @@ class Recorder:
         return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
 
     def sent_by_each(self, parties: int) -> tuple[Sent, ...]:
-        """How often a party sent what, in the mean over so many of them: not all wait for each other."""
+        """Return mean counts of uploads per party: asynchronous parties send different numbers."""
         every = itertools.chain.from_iterable(self.sent.values())
         return tuple(replace(one, times=max(1, round(one.times / parties))) for one in every)
 
 
 def warm_up(programs: Iterable[Any], shards: Sequence[Shard]) -> None:
-    """Two rounds of every program on a few rows, so that compiling and importing are no part of anybody's seconds."""
+    """Run two rounds of every program on a few rows, so that timings exclude compiling and importing."""
     few = [replace(s, matrix=s.matrix.rows(np.arange(min(FEW_ROWS, s.matrix.shape[0])))) for s in shards[:2]]
     for program in programs:
         brief = replace(program, steps=1) if hasattr(program, "steps") else program
         fit = FederatedFit(brief, few, Schedule(2), StoppingRule(tol=0.0), Parallel())
-        with suppress(PartsongError):  # what is wrong with the data is told by the run itself
+        with suppress(PartsongError):  # the run itself reports errors in the data
             own = Recorder()
             training = run(fit, watch=own.record)
             if training.outcome is Outcome.INTERRUPTED:
@@ -147,11 +145,10 @@ def run_candidate(
     interrupts: InterruptCounter | None = None,
     on_party_error: str = RAISE,
 ) -> MethodResult:
-    """Run one method and write down what it reached, what it cost, what left the parties, and how each of them fares.
+    """Run one method; return its error, cost, uploads, and results at each party.
 
-    The oracle runs on all rows in one place, and is evaluated at the parties. Seconds are those of the rounds; what a
-    simulation computes only to look at them does not count. The first Ctrl-C that `interrupts` counts ends the rounds,
-    the second all of it.
+    The pooled reference runs on all rows in one place and is evaluated at the parties. Seconds cover the rounds,
+    without evaluation. The first Ctrl-C counted by `interrupts` ends the rounds, the second the comparison.
     """
     kinds = candidate.program.upload_spec(Layout.of(shards, seed))
     recorder = Recorder({name: spec.meaning for kind in kinds for name, spec in kind.items()})
@@ -171,7 +168,7 @@ def run_candidate(
 
 
 def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recorder: Recorder) -> tuple[AtParty, ...]:
-    """How each party fares with the model, and with what it had found itself."""
+    """Evaluate the model, and each party's own H_p, at every party."""
     found = []
     with runtime.limit_kernel_threads(runtime.available_threads()):
         for shard in shards:
@@ -186,7 +183,7 @@ def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recor
 def result_of(
     candidate: Candidate, run: Training, finished: FitResult, shards: Sequence[Shard], recorder: Recorder
 ) -> MethodResult:
-    """What a run has reached, what it cost, what left the parties, and how each of them fares."""
+    """Return the result of a run: error, cost, uploads, and results at each party."""
     is_oracle, rows = candidate.is_oracle, run.history
     senders = 0 if is_oracle else len(shards)
     was_alone = candidate.init_mode == "local" and len(rows) > 1
@@ -212,13 +209,13 @@ def result_of(
 
 
 def outcome_of(run: Training, rounds: int) -> Outcome:
-    """How a run ended; one that had made all its rounds when Ctrl-C was noticed lost nothing by it."""
+    """Return how a run ended; if all rounds were made, Ctrl-C does not count."""
     is_whole = run.outcome is Outcome.INTERRUPTED and run.rounds >= rounds
     return Outcome.MAX_ROUNDS if is_whole else run.outcome
 
 
 def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
-    """The error along a history, and what each of the senders had sent by then."""
+    """The error over a history, and the cumulative bytes per sender."""
     sent = itertools.accumulate(row.bytes_up for row in rows)
     known = [(row, total) for row, total in zip(rows, sent, strict=True) if not math.isnan(row.objective)]
     return Curve(
@@ -233,9 +230,9 @@ def _curve(label: str, rows: Sequence[HistoryRow], senders: int) -> Curve:
 def run_locally(
     candidate: Candidate, shards: Sequence[Shard], seed: int, interrupts: InterruptCounter | None = None
 ) -> MethodResult:
-    """Every party factorizes its own rows with the program as its only party, and keeps the model to itself.
+    """Run the program at every party alone, on its own rows.
 
-    The curve is as long as the shortest of the parties'; the outcome is the worst of theirs.
+    The curve is as long as the shortest of the parties' histories; the outcome is the worst of theirs.
     """
     began, by_name = time.perf_counter(), {shard.name: shard for shard in shards}
 
@@ -274,7 +271,7 @@ def _alone(shard: Shard, fit: FederatedFit, training: Training) -> AtParty:
 
 
 def _local_curve(label: str, trainings: Sequence[Training], parties: Sequence[AtParty], seconds: float) -> Curve:
-    """The error over all rows by iteration; the time is spread evenly, as parties take turns on the cores."""
+    """The error over all rows by iteration; time is spread evenly, because parties share the cores."""
     norms = np.array([party.squared_norm for party in parties])
     count = min(len(one.history) for one in trainings)
     errors = np.array([[row.relative_error for row in one.history[:count]] for one in trainings])
@@ -284,7 +281,7 @@ def _local_curve(label: str, trainings: Sequence[Training], parties: Sequence[At
 
 
 def pooled(shards: Sequence[Shard]) -> Shard:
-    """All rows in one place, in the order of the parties; sparse where one of them is."""
+    """Return all rows in one place, in the order of the parties; sparse if one of them is."""
     matrices: list[Any] = [shard.matrix for shard in shards]
     dtype = None if is_tensor(matrices[0].X if hasattr(matrices[0], "X") else None) else matrices[0].dtype
     if any(isinstance(matrix, SparseMatrix) for matrix in matrices):
@@ -301,15 +298,15 @@ def pooled(shards: Sequence[Shard]) -> Shard:
 
 
 class IncompleteWarning(UserWarning):
-    """A comparison was interrupted: methods are missing, or one was broken off."""
+    """A comparison was interrupted: methods are missing or incomplete."""
 
 
 class ComparisonRow(NamedTuple):
-    """One method: what it reached over all rows, what it cost, its error at each party, and how it ended.
+    """Result of one method: error over all rows, cost, error at each party, and outcome.
 
-    Rounds and steps are those really made: where parties iterate alone, the fewest that one of them made.
-    `relative_error` is ‖X − W H‖ / ‖X‖ over all rows; of "local", with every party's own H. Drifts are
-    Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment: NaN where parties have no H of their own, or share none.
+    Rounds and steps are those actually made; for "local", the fewest of any party. `relative_error` is ‖X − W H‖ / ‖X‖
+    over all rows; for "local", with every party's own H. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after
+    alignment; NaN if parties have no H_p, or no shared H.
     """
 
     method: str
@@ -329,9 +326,24 @@ class ComparisonRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Comparison:
-    """The findings of every method, in the order asked for; print it, or show it in a notebook.
+    """Results of all methods, in the requested order; print it, or show it in a notebook.
 
-    `missing` are the methods that Ctrl-C left no time for, `left_out` the parties whose data cannot be used, and why.
+    Attributes
+    ----------
+    findings : tuple of MethodResult
+        The full result of each method.
+    n_components, seed : int
+        Rank of all models, and the seed used.
+    local_steps : mapping of str to int
+        Local steps of each method.
+    feature_names : tuple of str or None
+        Column names, if known.
+    missing : tuple of str
+        Methods not run because of Ctrl-C.
+    was_interrupted : bool
+        Whether Ctrl-C was pressed.
+    left_out : mapping of str to str
+        Parties with invalid data, and the reason.
     """
 
     findings: tuple[MethodResult, ...]
@@ -345,7 +357,7 @@ class Comparison:
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
-        """One line for each method."""
+        """One row per method."""
         return tuple(
             ComparisonRow(
                 m.name, m.init_mode, m.rounds, self.local_steps[m.name], m.relative_error, m.explained_variance,
@@ -357,25 +369,25 @@ class Comparison:
 
     @property
     def per_party(self) -> dict[str, dict[str, AtParty]]:
-        """By method, then by party: its fit, its drift, and the share of each component there."""
+        """By method and party: fit, drift, and component shares."""
         return {m.name: {party.name: party for party in m.parties} for m in self.findings}
 
     @property
     def components(self) -> dict[str, np.ndarray]:
-        """The shared H (k × m) of every method that has one."""
+        """The shared H (k × m) of each method that has one."""
         return {m.name: m.components for m in self.findings if len(m.components)}
 
     @property
     def is_complete(self) -> bool:
-        """Whether all methods are here, and none was broken off."""
+        """Whether all methods were run to their end."""
         return not self.missing and not self._broken_off
 
     @property
     def notice(self) -> str:
-        """What a comparison that is not complete lacks; empty where it is complete."""
-        said = [f"{name} was broken off, and its numbers are those of its way so far" for name in self._broken_off]
-        said += [f"not begun: {', '.join(self.missing)}"] if self.missing else []
-        return f"Incomplete, as it was interrupted: {'; '.join(said)}." if said else ""
+        """What is missing in an interrupted comparison; empty if complete."""
+        said = [f"{name} was interrupted, and its numbers are intermediate" for name in self._broken_off]
+        said += [f"not started: {', '.join(self.missing)}"] if self.missing else []
+        return f"Incomplete (interrupted): {'; '.join(said)}." if said else ""
 
     @property
     def _broken_off(self) -> list[str]:
@@ -383,21 +395,21 @@ class Comparison:
 
     @property
     def caption(self) -> str:
-        """What is missing, if anything, and how the methods were treated."""
-        absent = f"Left out, as their data cannot be used: {', '.join(self.left_out)}. " if self.left_out else ""
+        """What is missing, if anything, and how to read the table."""
+        absent = f"Skipped because of invalid data: {', '.join(self.left_out)}. " if self.left_out else ""
         lacking = (f"{self.notice} " if self.notice else "") + absent
         return lacking + (
             f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
-            "are over all rows, with weights fitted to the model; “local” has a model of its own for every party. "
+            "are over all rows, with weights fitted to the model; “local” has one model per party. "
             "Start: one H common to all, the same for every method, or one of its own for each party. Steps: local "
-            "iterations, or sweeps, in each round. Seconds are those of the rounds; compiling is not counted. Drift: "
-            "how far parties are from the shared H, by position and after alignment."
+            "iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
+            "parties' H_p from the shared H, by position and after alignment."
             f"{self._unequal}"
         )
 
     @property
     def _unequal(self) -> str:
-        """That the same iteration was not made equally often everywhere, where that is so."""
+        """A note if "local", "exact" and "pooled" made different numbers of the same iteration."""
         made = {m.name: len(m.curve.rounds) for m in self.findings if m.name in ("local", "exact", "pooled")}
         if "exact" not in made or len(set(made.values())) == 1:
             return ""
@@ -406,7 +418,7 @@ class Comparison:
         return f" Of the same iteration “exact” made {made['exact']}, {others}{same}."
 
     def to_table(self) -> str:
-        """Plain text, one line for each method."""
+        """Return plain text with one line per method."""
         cells = [HEADINGS, *(_cells(row) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
@@ -419,14 +431,14 @@ class Comparison:
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
     def __str__(self) -> str:
-        told = self.to_table()
-        return f"{told}\n\n{textwrap.fill(self.caption, max(map(len, told.splitlines())))}"
+        text = self.to_table()
+        return f"{text}\n\n{textwrap.fill(self.caption, max(map(len, text.splitlines())))}"
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the same table."""
+        """The same table for notebooks."""
         columns = [Column(heading, i > 1) for i, heading in enumerate(HEADINGS)]
         heads = element("tr", *(element("th", column.label, scope="col") for column in columns))
         lines = [row(columns, _cells(line)) for line in self.rows]
@@ -436,14 +448,14 @@ class Comparison:
     def save_report(
         self, path: str | os.PathLike[str], *, image_shape: tuple[int, int] | None = None, title: str = "Comparison"
     ) -> Path:
-        """Write one self-contained page with curves, parts (as pictures of `image_shape`), and every party's own."""
+        """Write one self-contained HTML page with curves and components, shown as images if `image_shape` is set."""
         parties = tuple(Party(party.name, party.rows, {}) for party in self.findings[0].parties)
         settings = {"rank": str(self.n_components), "seed": str(self.seed), "threads": str(runtime.available_threads())}
         versions = {"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__}
-        told = Report(
+        text = Report(
             title, self.caption, parties, self.findings, image_shape, self.feature_names, settings, versions, NEVER_SENT
         )
-        return write_report(path, told)
+        return write_report(path, text)
 
 
 def _cells(row: ComparisonRow) -> tuple[str, ...]:
@@ -458,13 +470,13 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Rounds and local steps of the methods that do not take their own."""
+    """Rounds and local steps of methods, requested or default."""
 
     rounds: Mapping[str, int]
     local_steps: Mapping[str, int]
 
     def rounds_of(self, name: str) -> int:
-        """Exchanges, or iterations where nothing is exchanged."""
+        """Return the rounds of a method, or iterations if nothing is exchanged."""
         if name in (LOCAL, POOLED):
             return self.rounds.get(name) or max(BASELINE_ITERATIONS, self.rounds_of("exact"))
         method = registry.method(name)
@@ -472,7 +484,7 @@ class Numbers:
         return 1 if method.is_one_shot else self.rounds.get(name, usual)
 
     def steps_of(self, name: str) -> int:
-        """Sweeps or iterations between two exchanges."""
+        """Return the sweeps or iterations between two exchanges."""
         iteration = "exact" if name in SAME_ITERATION else name
         usual = registry.method(iteration).value("local_steps", {})
         return self.local_steps.get(iteration, 1 if usual is None else int(usual))
@@ -494,37 +506,54 @@ def compare(
     on_party_error: str = RAISE,
     verbose: int = 0,
 ) -> Comparison:
-    """What parties would reach alone, together, and if they pooled their rows.
+    """Compare what parties reach alone, together, and with pooled rows.
 
-    All methods have the same rank, the same seed and all their rounds, without early stopping. "local", "exact" and
-    "pooled" are the same iteration on each party's own, all and stacked rows, from the same H, so that "exact" is
-    "pooled" after equally many; methods with a common start begin with that H as well. With independent starts
-    ("fnmf" and "fnmf-local" unless told otherwise) every party draws its own, the same for every such method. Pooling
-    needs memory for a second copy of all rows.
+    All methods have the same rank and seed and run all their rounds, without early stopping. "local", "exact" and
+    "pooled" are the same iteration on each party's own rows, on sums, and on stacked rows, from the same H: "exact"
+    equals "pooled" after as many iterations. Methods with init_mode="shared" start from that H as well. With "local"
+    initialization (the default of "fnmf" and "fnmf-local") every party draws its own start, the same for all such
+    methods. Pooling needs memory for a second copy of all rows.
 
-    The first Ctrl-C ends the round, and what was found so far is returned with an `IncompleteWarning`: `missing` names
-    the methods that were not begun, and the `outcome` of a row that was broken off is "interrupted". A second one, or
-    one before the first method, raises KeyboardInterrupt.
+    The first Ctrl-C ends the current round and returns the results so far with an `IncompleteWarning`: `missing` lists
+    methods that were not started, and an interrupted method has the outcome "interrupted". A second Ctrl-C, or one
+    before the first method, raises KeyboardInterrupt.
 
     Parameters
     ----------
     X, parties, names :
         As in `FederatedNMF.fit`: a list with one matrix per party, a mapping of names to matrices, or one matrix and a
-        label for each row.
-    n_components : int or None
-        The rank of every model; None is min(n, m, 20) over all rows.
-    methods : sequence of names
-        Of "local", "pooled" and the methods of `FederatedNMF`.
-    rounds, local_steps : int, mapping from methods to int, or None
-        As in `FederatedNMF`; None is 100 rounds ("fnmf-local": 10), and the method's own local steps. One number of
-        rounds is for all methods, one number of local steps for those that average. "local" and "pooled" are what
-        others are measured by: they iterate as often as "exact" and at least 100 times, so that few rounds do not cut
-        them short, unless a mapping of rounds names them; their local steps are those of "exact".
-    init_mode : {"shared", "local"} or None
-        For methods that average; None: as the method does.
-    random_state, dtype, verbose, on_party_error :
-        As in `FederatedNMF`; with on_party_error="skip" a party whose data cannot be used takes part in no method, and
-        `left_out` says why.
+        label per row.
+    n_components : int or None, default=None
+        Rank of all models; None is min(n, m, 20) over all rows.
+    methods : sequence of str, default=("local", "fedavg", "fnmf", "exact", "pooled")
+        "local", "pooled", and methods of `FederatedNMF`.
+    rounds : int, mapping of str to int, or None, default=None
+        Rounds of all methods, or by method. None is 100 ("fnmf-local": 10). "local" and "pooled" are references: they
+        make as many iterations as "exact", and at least 100 unless the mapping names them.
+    local_steps : int, mapping of str to int, or None, default=None
+        Local steps of the methods that average, or by method. None takes the defaults of the methods. "local" and
+        "pooled" use those of "exact".
+    init_mode : {"shared", "local"} or None, default=None
+        For methods that average; None takes the default of the method.
+    random_state, dtype, verbose :
+        As in `FederatedNMF`.
+    on_party_error : {"raise", "skip"}, default="raise"
+        As in `FederatedNMF`. With "skip", a party with invalid data takes part in no method, and `left_out` has the
+        reason.
+
+    Returns
+    -------
+    Comparison
+        A table of results, with models and curves.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import partsong
+    >>> X = np.random.default_rng(0).random((60, 8))
+    >>> result = partsong.compare([X[:25], X[25:]], 2, ["fedavg", "exact"], rounds=5, random_state=0)
+    >>> [row.method for row in result.rows]
+    ['fedavg', 'exact']
     """
     _require_methods(methods)
     numbers = Numbers(_each("rounds", rounds, methods), _each("local_steps", local_steps, methods))
@@ -534,7 +563,7 @@ def compare(
     one_of("on_party_error", on_party_error, ON_PARTY_ERROR)
     seed = whole_seed(random_state)
     shards, columns, missing = read_parties(
-        X, names, parties, seed, precision_of(dtype), leave_out=on_party_error == SKIP
+        X, names, parties, seed, precision_of(dtype), skip_invalid=on_party_error == SKIP
     )
     exclusions = ExclusionLog(missing)
     rank = rank_of(n_components, (sum(s.matrix.shape[0] for s in shards), shards[0].matrix.shape[1]))
@@ -562,7 +591,7 @@ def _run_all(
     exclusions: ExclusionLog,
     on_party_error: str = RAISE,
 ) -> tuple[MethodResult, ...]:
-    """Method by method; those after an interrupt are left out."""
+    """Run the methods in order, until an interrupt."""
     found: list[MethodResult] = []
     for candidate in entered:
         if interrupts.count or (found and found[-1].outcome == Outcome.INTERRUPTED):
@@ -605,11 +634,13 @@ def _require_methods(methods: Any) -> None:
     for name in methods:
         one_of("method", name, COMPARABLE)
     if len(set(methods)) < len(methods):
-        raise ParameterError(f"Methods can be compared once each; got {tuple(methods)!r}.", parameter="methods")
+        raise ParameterError(
+            f"methods must be unique; got {tuple(methods)!r}. Remove the repeated names.", parameter="methods"
+        )
 
 
 def _each(setting: str, value: Any, methods: Sequence[str]) -> dict[str, int]:
-    """A number for every method that it is for, checked."""
+    """Return a validated number for each method that has this setting."""
     if value is None:
         return {}
     known = dict.fromkeys("exact" if name in SAME_ITERATION else name for name in methods)

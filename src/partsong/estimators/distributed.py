@@ -1,4 +1,4 @@
-"""`partsong.fit_distributed`: one matrix over the processes that mpiexec or torchrun has started."""
+"""`partsong.fit_distributed`: fit one matrix over MPI or torch ranks."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ from partsong.training.run_folder import RunFolder, prepare_folder
 
 ENGINES = ("mpi", "torch")
 SUMS = ("all-reduce", "in-order")
-NO_KNOWN_CELL = "No cell is known: all are blank, NaN or not stored. Give at least one number."
+NO_KNOWN_CELL = "No cell is known: all are blank, NaN or not stored. Provide at least one number."
 MARKED_BYTES = 1 << 16
-"""Bytes at either end of a file by which ranks see that theirs are the same."""
+"""Bytes at each end of a file that ranks compare to detect different files."""
 
 
 @refuse_old_names
@@ -108,44 +108,48 @@ def fit_distributed(
         fit = partsong.fit_distributed("X.npy", 20, model="model.safetensors")
         fit.H, fit.W, fit.rows, fit.relative_error
 
-    The machines belong to one owner: ranks see sums of each other's rows in the open. For rows that nobody else may see
-    there are `FederatedNMF` and federations between sites.
+    The machines belong to one owner: ranks see sums of each other's rows unmasked. For private rows, use `FederatedNMF`
+    or a federation between sites.
+
+    An error at one rank is raised at all ranks; if the others are inside a sum, it ends the job. The first Ctrl-C, at
+    any rank, stops after the current iteration and keeps the model.
 
     Parameters
     ----------
-    X : path, or the rows of this rank
-        A file that all ranks can read, of which each reads its own block of rows; or the rows that this rank has
-        already (an array or a sparse matrix): rows of rank 0 come first, then those of rank 1, and so on. None at a
-        server, which has no rows (rank 0 of asynchronous methods).
-    n_components : int or None
+    X : path, matrix or None
+        A file that all ranks can read, of which each reads its own block of rows; or the rows of this rank (array or
+        sparse matrix), ordered by rank. None at the server of an asynchronous method (rank 0), which has no rows.
+    n_components : int or None, default=None
         Rank k of the model; None is min(n, m, 20).
-    method : name
-        "exact" (accelerated HALS), "hals", "mu" and "bpp" give the model of one process, whatever the number of ranks;
-        "dsanls" exchanges sketches and needs a file; with "syn-sd", "syn-ssd-u", "syn-ssd-v" and "syn-ssd-uv" ranks
-        are parties; "asyn-sd" and "asyn-ssd-v" are asynchronous, with a server at rank 0; "game" plays single cells.
-    engine : {"mpi", "torch"} or None
-        What moves numbers between ranks; None asks the launcher. "torch" takes the process group that there is.
-    reduce : {"all-reduce", "in-order"}
-        "in-order" adds at rank 0 in rank order: the same bits in every run with as many ranks.
+    method : str, default="exact"
+        "exact" (accelerated HALS), "hals", "mu" and "bpp" give the model of one process, whatever the number of ranks.
+        "dsanls" exchanges sketches and needs a file. With "syn-sd", "syn-ssd-u", "syn-ssd-v" and "syn-ssd-uv" ranks
+        are parties. "asyn-sd" and "asyn-ssd-v" are asynchronous, with a server at rank 0. "game" plays single cells.
+    engine : {"mpi", "torch"} or None, default=None
+        Communication between ranks; None detects the launcher. "torch" uses an existing process group.
+    reduce : {"all-reduce", "in-order"}, default="all-reduce"
+        "in-order" adds at rank 0 in rank order: bit-identical results in all runs with as many ranks.
     max_iter, tol, time_budget, alpha_W, alpha_H, l1_ratio, missing, dtype, verbose :
-        As in `NMF`; "missing" is for "game". An iteration of an asynchronous method is one arrival at the server.
-    method_options : mapping of names to values, or None
-        Further options of the method, such as {"sketch_ratio": 0.2}; names and values as in the reference of methods.
-    random_state : int, RandomState or None
-        That of rank 0 counts. The start is random.
-    n_threads : int
-        Threads of each rank.
-    model, weights, run_folder : paths or None
-        Written once all ranks are done: the model (rank 0), a file of rows of W for each rank with a list of them, and
-        settings, history, bytes and result of the run. A folder that holds a run is refused, unless `overwrite`.
+        As in `NMF`; `missing` is for "game". An iteration of an asynchronous method is one arrival at the server.
+    method_options : mapping or None, default=None
+        Further options of the method, such as {"sketch_ratio": 0.2}; see the reference of methods.
+    random_state : int, RandomState, Generator or None, default=None
+        Seed; that of rank 0 is used.
+    n_threads : int, default=1
+        Threads per rank.
+    model : path or None, default=None
+        Write the model here (rank 0).
+    weights : path or None, default=None
+        Write W here: one file of rows per rank, and an index.
+    run_folder : path or None, default=None
+        Write settings, history, bytes and result of the run here.
+    overwrite : bool, default=False
+        Replace an existing run in `run_folder`; otherwise it is refused.
 
     Returns
     -------
     DistributedFit
-        `H` (k × m) and `relative_error` are those of all ranks, `W` holds the `rows` of this one.
-
-    An error at one rank is raised at all of them; where the others are in the middle of a sum and cannot hear of it, it
-    ends the job. The first Ctrl-C, at whatever rank, makes the iteration under way the last; the model is kept.
+        `H` (k × m) and `relative_error` of all ranks; `W` for the `rows` of this rank.
     """
     asked = {
         "n_components": n_components, "method": method, "max_iter": max_iter, "tol": tol, "time_budget": time_budget,
@@ -173,12 +177,13 @@ def fit_on_ranks(
     random_state: Any = None,
     overwrite: bool = False,
     reading: ReadOptions = ReadOptions(),
-    look: Callable[[Table], None] = lambda table: None,
+    inspect: Callable[[Table], None] = lambda table: None,
     note: str = "",
 ) -> DistributedFit:
-    """`fit_distributed` over ranks that are connected already; `asked` are its other arguments by name.
+    """Run `fit_distributed` over connected ranks; `asked` holds its other arguments by name.
 
-    `reading` says how a file is read. The first rank with rows has a `look` at its own; `note` is shown at Ctrl-C.
+    `reading`: how to read a file. `inspect` is called with the rows of the first rank that has any. `note` is shown at
+    Ctrl-C.
     """
     rank, ranks = communicator.rank, communicator.size
     settings = run_on_all(communicator, lambda: settings_of(asked, engine, ranks))
@@ -188,7 +193,7 @@ def fit_on_ranks(
     settings = replace(settings, seed=seed)
     folder = None if files["run_folder"] is None else RunFolder(Path(files["run_folder"]))
     with limit_threads(settings.n_threads):
-        data, settings = _read(X, settings, communicator, reading, look)
+        data, settings = _read(X, settings, communicator, reading, inspect)
 
         def make_folder() -> None:
             if folder is not None and rank == 0:
@@ -207,7 +212,7 @@ def fit_on_ranks(
 
 
 def _engine_of_launcher(engine: str | None) -> str:
-    """How these ranks can meet, whatever was asked for: as their launcher says; alone, as was asked."""
+    """Return the engine of the launcher; for a single process, the requested engine."""
     by_mpi = (launched_ranks() or 1) > 1
     if by_mpi or is_launched():
         return "mpi" if by_mpi else "torch"
@@ -215,11 +220,11 @@ def _engine_of_launcher(engine: str | None) -> str:
 
 
 def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> DistributedSettings:
-    """The arguments of `fit_distributed`, checked as far as they can be before any data are looked at."""
+    """Validate the arguments of `fit_distributed` as far as possible without data."""
     if asked["engine"] is not None and one_of("engine", asked["engine"], ENGINES) != engine:
         launcher = "mpiexec" if engine == "mpi" else "torchrun"
         raise ParameterError(
-            f"engine={asked['engine']!r}, but {launcher} has started these ranks. Leave it out.", parameter="engine"
+            f"engine={asked['engine']!r}, but {launcher} has started these ranks. Remove engine.", parameter="engine"
         )
     method, options = one_of("method", asked["method"], methods.distributed_names()), asked["method_options"] or {}
     if not isinstance(options, Mapping):
@@ -228,7 +233,8 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
         )
     if one_of("missing", asked["missing"], MISSING) == "ignore" and method != GAME:
         raise ParameterError(
-            f'missing="ignore" is for method="game"; the method is {method!r}. Fill the gaps.', parameter="missing"
+            f'missing="ignore" is for method="game"; the method is {method!r}. Impute the missing values.',
+            parameter="missing",
         )
     reduce = one_of("reduce", asked["reduce"], SUMS)
     if traits_by_name(method).asynchronous:
@@ -238,7 +244,7 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
     alpha_W, alpha_H, l1_ratio = (asked[name] for name in ("alpha_W", "alpha_H", "l1_ratio"))
     solver_of("cd", alpha_W, alpha_H, l1_ratio)
     if method == GAME and (alpha_W or alpha_H not in (0, "same")):
-        raise ParameterError("A game has no penalties. Leave alpha_W and alpha_H out.", parameter="alpha_W")
+        raise ParameterError("A game has no penalties. Remove alpha_W and alpha_H.", parameter="alpha_W")
     return DistributedSettings(
         method=method,
         n_components=None if asked["n_components"] is None else whole_number("n_components", asked["n_components"]),
@@ -259,16 +265,17 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
 
 
 def _require_server(method: str, engine: str, reduce: str, ranks: int) -> None:
-    """Asynchronous methods need a server and a worker, and a transport by which the server waits for any of them."""
+    """Require MPI, a server and a worker for asynchronous methods."""
     if engine != "mpi":
         raise ParameterError(
-            f'method={method!r} is asynchronous and needs engine="mpi": its server waits for any rank, and torch has '
-            'only exchanges of all. Start it with mpiexec, or use method="syn-sd".',
+            f'method={method!r} is asynchronous and needs engine="mpi": its server waits for any rank, but torch only '
+            'has collective exchanges. Start it with mpiexec, or use method="syn-sd".',
             parameter="method",
         )
     if ranks < 2:
         raise ParameterError(
-            f"method={method!r} needs a server and at least one worker, but there is one rank. Start two or more.",
+            f"method={method!r} needs a server and at least one worker, but there is one rank. Start at least two "
+            "ranks.",
             parameter="method",
         )
     if reduce != SUMS[0]:
@@ -279,10 +286,10 @@ def _require_server(method: str, engine: str, reduce: str, ranks: int) -> None:
 
 
 def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the method as plain data; exact sums have none over ranks."""
+    """Return options of the method as plain data; exact methods have none over ranks."""
     if method in methods.RANK_SOLVERS and given:
         raise ParameterError(
-            f"{next(iter(given))} is not for method={method!r} over ranks, which has no options. Leave it out.",
+            f"{next(iter(given))} is not for method={method!r} over ranks, which has no options. Remove it.",
             parameter=str(next(iter(given))),
         )
     if not given:
@@ -293,7 +300,7 @@ def _plain_options(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _writable(files: Mapping[str, Any], rank: int, ranks: int) -> dict[str, str | None]:
-    """Where files go; those that this rank could not write after the fit are refused."""
+    """Return output paths; raise now if this rank could not write them after the fit."""
     for name, place in files.items():
         if not isinstance(place, str | os.PathLike | None):
             raise ParameterError(f"{name} must be a path, or None; got {place!r}.", parameter=name)
@@ -324,27 +331,29 @@ def _read(
     settings: DistributedSettings,
     communicator: Communicator,
     reading: ReadOptions,
-    look: Callable[[Table], None],
+    inspect: Callable[[Table], None],
 ) -> tuple[RankData, DistributedSettings]:
-    """What this rank holds of X, and the settings with what the data decide."""
+    """Read this rank's part of X; return it with the completed settings."""
     given = all_gather_values(communicator, "path" if isinstance(X, str | os.PathLike) else "rows")
     if len(set(given)) > 1:
-        raise ParameterError(f"X is a {given[0]} at rank 0, but not at all others. Pass the same kind at every rank.")
+        raise ParameterError(
+            f"X is a {given[0]} at rank 0, but not at all other ranks. Pass the same kind at every rank."
+        )
     if given[0] == "rows":
         return _from_rows(X, settings, communicator)
     source = open_on_all_ranks(X, communicator, replace(reading, gaps=settings.has_gaps))
     _require_enough(str(source.path), source.shape, settings)
     settings = run_on_all(communicator, lambda: _completed(settings, source.shape, source.dtype))
-    return read_rows(source, settings, communicator, look), settings
+    return read_rows(source, settings, communicator, inspect), settings
 
 
 def _completed(settings: DistributedSettings, shape: tuple[int, int], dtype: Any) -> DistributedSettings:
-    """The settings, once the shape and the number type of X are known."""
+    """Complete the settings with the shape and number type of X."""
     rank = rank_of(settings.n_components, shape)
     if traits_by_name(settings.method).needs_columns and rank > min(shape):
         raise ParameterError(
-            f"n_components={rank}: a sketch of {shape[0]} rows or {shape[1]} columns has no more columns than that, "
-            f"and needs one for each component. Choose at most {min(shape)}, or another method.",
+            f"n_components={rank}: sketches of {shape[0]} rows and {shape[1]} columns have at most that many columns, "
+            f"but need one per component. Use at most {min(shape)}, or another method.",
             parameter="n_components",
         )
     return replace(settings, n_components=rank, dtype=settings.dtype or str(float_type(dtype)))
@@ -360,13 +369,13 @@ def open_on_all_ranks(
     for rank, other in enumerate(seen):
         if other != seen[0]:
             raise FileError(
-                f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Give all ranks the same file."
+                f"{source.path}: holds {seen[0]} at rank 0 and {other} at rank {rank}. Use the same file at all ranks."
             )
     return source
 
 
 def _mark_of(source: BlockSource) -> str:
-    """The size of a file and a checksum of its first and last bytes: enough to tell other data, and quickly read."""
+    """The size of a file and a checksum of its first and last bytes: a quick test for different data."""
     with source.path.open("rb") as file:
         checksum = zlib.crc32(file.read(MARKED_BYTES))
         size = file.seek(0, os.SEEK_END)
@@ -375,7 +384,7 @@ def _mark_of(source: BlockSource) -> str:
 
 
 def _require_enough(name: str, shape: tuple[int, int], settings: DistributedSettings) -> None:
-    """Each rank that works needs a row, and where both factors are distributed a column."""
+    """Require a row per worker and, if both factors are distributed, a column."""
     traits, ranks = traits_by_name(settings.method), settings.ranks
     nouns, servers = ("rows", "columns") if traits.needs_columns else ("rows",), int(traits.asynchronous)
     over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
@@ -388,7 +397,7 @@ def _require_enough(name: str, shape: tuple[int, int], settings: DistributedSett
 
 
 def _rows_at(settings: DistributedSettings, rank: int, n_rows: int) -> tuple[int, int]:
-    """The rows of a rank, from the first to before the last; none at a server."""
+    """The row range [first, last) of a rank; empty at a server."""
     if rank not in settings.workers:
         return 0, 0
     return block_range(n_rows, len(settings.workers), rank - settings.workers.start)
@@ -398,11 +407,11 @@ def read_rows(
     source: BlockSource,
     settings: DistributedSettings,
     communicator: Communicator,
-    look: Callable[[Table], None] = lambda table: None,
+    inspect: Callable[[Table], None] = lambda table: None,
 ) -> RankData:
-    """Read this rank's rows of a file, and its columns where the method needs them; bad values are refused everywhere.
+    """Read this rank's rows of a file, and its columns if needed; invalid values raise an error at all ranks.
 
-    The first rank with rows has a `look` at its own.
+    `inspect` is called with the rows of the first rank that has any.
     """
     spans = tuple(_rows_at(settings, rank, source.shape[0]) for rank in range(communicator.size))
     rows = spans[communicator.rank]
@@ -414,7 +423,7 @@ def read_rows(
         held = _known(X, source) if settings.has_gaps else X
         validate_block(held, source, rows[0], dtype=settings.dtype)
         if communicator.rank == settings.workers.start:
-            look(Table(X, source.feature_names, source=str(source.path)))
+            inspect(Table(X, source.feature_names, source=str(source.path)))
         if settings.has_gaps:
             return observed(held, settings.dtype), extremes(held)[1]
         matrix = as_matrix(X, settings.dtype)
@@ -441,7 +450,7 @@ def _known(X: Any, source: BlockSource) -> Any:
 def _require_usable(
     name: str, matrix: Matrix | None, high: float, settings: DistributedSettings, communicator: Communicator
 ) -> np.ndarray | None:
-    """Refuse a matrix that is zero or too large, over all ranks; return how many cells of each column are known."""
+    """Require a non-zero matrix in range over all ranks; return the number of known cells of each column."""
     highest = max(all_gather_values(communicator, float(high)))
     known = None
     if isinstance(matrix, ObservedMatrix):
@@ -458,7 +467,7 @@ def _require_usable(
 def _from_rows(
     X: Any, settings: DistributedSettings, communicator: Communicator
 ) -> tuple[RankData, DistributedSettings]:
-    """Rows that this rank has already: those of lower ranks come before them."""
+    """Use rows that this rank already holds; rows of lower ranks come first."""
     rows, names = run_on_all(communicator, lambda: _own_rows(X, settings, communicator.rank))
     size = (0, 0) if rows is None else (int(rows.shape[0]), int(rows.shape[1]))
     own = [*size, "" if rows is None else str(float_type(rows.dtype)), names]
@@ -466,15 +475,17 @@ def _from_rows(
     holders = [one for one in every if one[0]]
     if len({one[1] for one in holders}) != 1:
         widths = ", ".join(f"{width} at rank {rank}" for rank, (n, width, *_) in enumerate(every) if n)
-        raise ShapeError(f"Ranks hold different numbers of columns: {widths}. Bring them to one list of columns.")
+        raise ShapeError(f"Ranks hold different numbers of columns: {widths}. Use the same columns at all ranks.")
     if any(one[3] != holders[0][3] for one in holders):
-        raise FeatureError("The names of the columns, or their order, differ between ranks. Agree on one list.")
+        raise FeatureError(
+            "Column names, or their order, differ between ranks. Use the same columns in the same order."
+        )
     stops = [int(stop) for stop in np.cumsum([0, *(one[0] for one in every)])]
     spans, shape = tuple(pairwise(stops)), (stops[-1], holders[0][1])
     dtype = max((one[2] for one in holders), key=lambda name: np.dtype(name).itemsize)
     completed = run_on_all(communicator, lambda: _completed(settings, shape, dtype))
 
-    def made() -> tuple[Any, float]:
+    def build() -> tuple[Any, float]:
         if rows is None:
             return None, 0.0
         if completed.has_gaps:
@@ -486,7 +497,7 @@ def _from_rows(
             raise with_message(error, f"Rows of rank {communicator.rank}: {error}") from error
         return as_matrix(rows, completed.dtype), extremes(rows)[1]
 
-    matrix, high = run_on_all(communicator, made)
+    matrix, high = run_on_all(communicator, build)
     known = _require_usable("X", matrix, high, completed, communicator)
     return RankData(
         shape, spans, matrix, None if holders[0][3] is None else tuple(holders[0][3]), None, known
@@ -494,7 +505,7 @@ def _from_rows(
 
 
 def _own_rows(X: Any, settings: DistributedSettings, rank: int) -> tuple[Any, list[str] | None]:
-    """A rank's own rows as numbers, and the names of their columns; None and None at a server."""
+    """A rank's own rows and column names; None and None at a server."""
     traits = traits_by_name(settings.method)
     if traits.needs_columns:
         raise ParameterError(
@@ -517,13 +528,13 @@ def _own_rows(X: Any, settings: DistributedSettings, rank: int) -> tuple[Any, li
 
 
 def _warn(fit: DistributedFit) -> None:
-    """Where the model is not what was hoped for; rank 0 speaks for all."""
+    """Issue warnings about the model, at rank 0 only."""
     if fit.rank > 0:
         return
     if fit.outcome is Outcome.DIVERGED:
         words = f"The fit diverged and was stopped. The best model so far is kept. {fit.training.error_text}".rstrip()
         warnings.warn(words, DivergenceWarning, stacklevel=3)
     if fit.data.known is not None and (unknown := np.flatnonzero(fit.data.known == 0)).size:
-        warn_of_unknown(unknown, "what the model says of them means nothing", stacklevel=5)
+        warn_of_unknown(unknown, "the model's values for them are meaningless", stacklevel=5)
     warn_if_ill_posed(fit.solver)
     warn_if_model_is_zero(fit.solver, fit.result)

@@ -1,4 +1,4 @@
-"""`partsong.FederatedNMF`: parties' rows in, shared components out; simulated in one process."""
+"""`partsong.FederatedNMF`: federated NMF of several parties, simulated in one process."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ from partsong.training.simulation import (
 )
 
 ROUNDS, PRIVATE_ROUNDS = 100, 10
-"""Rounds by default, of a Program and with privacy; noise grows with the root of their number."""
+"""Default rounds: for a Program, and with privacy, whose noise grows with the root of their number."""
 
 MAY_CHANGE = frozenset({"rounds", "tol", "on_party_error"})
-"""Settings that a resumed run may have otherwise; the noise of a private one was planned for its rounds."""
+"""Settings that may change when a run is resumed; the noise of a private run was calibrated for its rounds."""
 
 COMMON_OPTIONS = ("local_steps", "init_mode", "align")
-"""Options of methods that are parameters of the estimator."""
+"""Method options that are parameters of the estimator."""
 
 
 @dataclass(slots=True)
-class Job:
-    """A fit under way: what is computed, how it stands, the columns, who is left out, and each party's H_p."""
+class FitJob:
+    """A running fit: the fit and its state, column names, exclusions, and each party's H_p."""
 
     fit: FederatedFit
     training: Training
@@ -109,14 +109,14 @@ class Job:
     bar: Watch = lambda done, row: None
 
     def watch(self, done: Round, row: HistoryRow) -> None:
-        """Note one more exchange."""
+        """Record an exchange."""
         self.own = party_components(done.checkpoint)
         self.exclusions.note(done, row)
         self.observer.watch(done, row)
         self.bar(done, row)
 
     def run(self) -> None:
-        """Take all rounds, from where the observer resumes them."""
+        """Run all rounds, from where the observer resumes."""
         with self.observer.begin(self.fit, self.exclusions.left_out) as resume_point:
             if resume_point is not None:
                 began, interrupts = self.training.began, self.training.interrupts
@@ -126,16 +126,16 @@ class Job:
                 self.own = party_components(resume_point.checkpoint)
             exhaust(iterate_steps(self.fit, self.training, resume_point))
 
-    def so_far(self) -> Job:
-        """The same as it stands, whatever comes."""
+    def so_far(self) -> FitJob:
+        """Return a snapshot that later rounds do not change."""
         training = replace(self.training, history=list(self.training.history))
         exclusions = replace(self.exclusions, missing={}, left_out=list(self.exclusions.left_out))
         return replace(self, training=training, exclusions=exclusions)
 
 
 @dataclass(slots=True)
-class KeptRun(FitObserver):
-    """Keeps a run in a folder: its checkpoint is up to date whatever ends the rounds."""
+class RunFolderObserver(FitObserver):
+    """Observer that keeps a run in a folder; its checkpoint is current, however the rounds end."""
 
     folder: RunFolder
     settings: Mapping[str, Any]
@@ -156,95 +156,129 @@ class KeptRun(FitObserver):
             yield self.recorder.resume_point
 
     def watch(self, done: Round, row: HistoryRow) -> None:
-        """Note a round; the checkpoint is written now and then."""
+        """Record a round; the checkpoint is written periodically."""
         assert self.recorder is not None
         self.recorder.watch(done, row)
 
 
 class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """X_p ≈ W_p H for parties p = 1 … c who keep their rows and weights to themselves.
+    """Federated non-negative matrix factorization X_p ≈ W_p H, simulated in one process.
 
-    method="exact" sums WᵀW and WᵀX over parties: the pooled factorization, whatever the split. "fnmf" begins with one
-    long local phase, after which components are matched (Dalleiger & Gionis, 2025), and goes on like "exact". All
-    methods, their options and what each sends are in the reference of methods. A Program value
-    (`partsong.methods.build`, or one of your own) may be given instead of a name. Asynchronous methods run over a
-    virtual clock, on which a party's work lasts in proportion to its rows.
+    Parties p = 1 … c keep their rows X_p and weights W_p; only H is shared. `method="exact"` sums WᵀW and WᵀX over
+    parties and gives the pooled factorization, whatever the split. `"fnmf"` starts with one long local phase, matches
+    components (Dalleiger & Gionis, 2025), and continues like "exact". The reference of methods lists all methods, their
+    options and what each one sends. `method` may also be a Program (`partsong.methods.build`, or your own).
+    Asynchronous methods run on a virtual clock; compute time is proportional to a party's rows.
 
-    This is a simulation: all parties run in this process, and their secrets are derived from random_state.
+    This is a simulation: all parties run in this process, and their secrets are derived from `random_state`.
 
     Parameters
     ----------
-    n_components : int or None
-        Rank k of the shared model; None takes that of a Program, or min(n, m, 20) over all parties' rows.
-    method : name or Program
-        How the parties work together; `partsong.methods.names()` has all names.
-    align : name or Alignment
-        For methods that match components: how, "assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn",
-        "nearest", "softmax" or "identity". None: as the method does.
-    rounds : int or None
-        The most rounds; None is 100, and 10 with `privacy`, whose noise grows with their number. A round is one
-        exchange, several where the reference of methods says so, and as many arrivals as there are parties where a
-        method is asynchronous. Methods that exchange once have one.
-    local_steps : int or None
-        Sweeps ("exact") or iterations (all others) at a party between exchanges. None: as the method does. An exchange
-        is never broken off by a time budget.
-    init_mode : {"shared", "local"} or None
-        One H for all and W fitted to it first, or an H of its own at every party. None: as the method does.
-    tol, time_budget, random_state, verbose, dtype :
-        As in `NMF`. With tol=0 all rounds are run. Without dtype, one party in float64 makes all compute in float64.
-    n_jobs : int or None
-        Parties that run at the same time; None or -1 is one per core. It does not change a bit of the result.
-    on_party_error : {"raise", "skip"}
-        What a party leads to whose data cannot be used, whose work ends in an error of ours, or whose upload is
-        refused: an error, or a fit without it and a `LeftOutWarning` that says why. One with bad data (NaN, no rows,
-        other columns than most) is then not there at all; any other is left out of that round and asked again.
-    missing : {"refuse", "ignore"}
-        "game", or a Program that plays, only: with "ignore", NaN in dense data and whatever sparse data do not store
-        are unknown cells, which nobody plays. Errors are then over known cells, of which every party needs one, and
-        what `components_` says of a column that no party knows means nothing.
-    privacy : None, PartyPrivacy or RowPrivacy
-        Differential privacy (`partsong.methods.privacy_request`): of all data of a party, where each sends its own H;
-        or of every single row, for "exact" (the reference of methods says which have which).
-        All rounds are then run, whatever tol, and the model is that of the last: errors do not leave a party.
-    secure_aggregation : bool or SecureSum
-        Whether parties add masks that cancel in the sum, so that nobody sees a single upload (at least three parties;
-        extra "privacy"); for methods that send sums or means by position. A SecureSum has bounds of your own.
-    method_options : mapping of names to values, or None
-        Further options of the method, such as {"weighted": False} of "fedavg"; names and values are in the
-        reference of methods.
+    n_components : int or None, default=None
+        Rank k of the shared model. None takes the rank of a Program, or min(n, m, 20) over all parties' rows.
+    method : str or Program, default="exact"
+        The federated method; `partsong.methods.names()` lists the names.
+    align : str, Alignment or None, default=None
+        For methods that match components: "assignment", "partial-assignment", "sinkhorn", "partial-sinkhorn",
+        "nearest", "softmax" or "identity". None takes the default of the method.
+    rounds : int or None, default=None
+        Maximum number of rounds. None is 100, or 10 with `privacy`, whose noise grows with the number of rounds. A
+        round is one exchange, or several for some methods (see the reference of methods); for asynchronous methods it
+        is as many arrivals as there are parties. One-shot methods have one round.
+    local_steps : int or None, default=None
+        Sweeps ("exact") or iterations (other methods) at a party between exchanges. None takes the default of the
+        method. A time budget never interrupts an exchange.
+    init_mode : {"shared", "local"} or None, default=None
+        "shared": all parties start from one H and fit W to it first. "local": each party draws its own H. None takes
+        the default of the method.
+    tol : float, default=1e-4
+        As in `NMF`. With 0, all rounds are run.
+    time_budget : float or None, default=None
+        As in `NMF`.
+    random_state : int, RandomState, Generator or None, default=None
+        As in `NMF`; also the source of all parties' secrets.
+    verbose : int, default=0
+        1 shows progress on standard error.
+    dtype : {"float32", "float64"} or None, default=None
+        Number type of the computation. With None, one float64 party makes all parties compute in float64.
+    n_jobs : int or None, default=None
+        Number of parties that run concurrently; None or -1 is one per core. Results do not depend on it.
+    on_party_error : {"raise", "skip"}, default="raise"
+        What to do if a party's data are invalid, its work fails with a PartsongError, or its upload is refused.
+        "skip" continues without the party and issues a `LeftOutWarning`. A party with invalid data (NaN, no rows,
+        other columns than most) is dropped for the whole fit; otherwise it misses that round and is asked again.
+    missing : {"refuse", "ignore"}, default="refuse"
+        For method="game", or a Program with a game: "ignore" treats NaN in dense data, and entries that sparse data do
+        not store, as unknown cells, which are not played. Errors then cover known cells, of which every party needs
+        one. Values of `components_` in a column that no party knows are meaningless.
+    privacy : PartyPrivacy, RowPrivacy or None, default=None
+        Differential privacy (`partsong.methods.privacy_request`): of all data of a party, for methods that send H_p, or
+        of every single row, for "exact"; see the reference of methods. All rounds are then run, regardless of `tol`,
+        and the model is that of the last round, because errors do not leave a party.
+    secure_aggregation : bool or SecureSum, default=False
+        Parties add masks that cancel in the sum, so nobody sees a single upload. Needs at least three parties and the
+        extra "privacy"; for methods that send sums or means by position. Pass a SecureSum to set its bounds.
+    method_options : mapping or None, default=None
+        Further options of the method, such as {"weighted": False} for "fedavg"; see the reference of methods.
 
     Attributes
     ----------
-    components_ : array (k, m)
-        H; sorted by explained share, and each row of Euclidean norm 1 (with penalties: on the scale they choose).
-    history_ : list of rows
-        (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …) per exchange; bytes_up over
-        all parties, bytes_down for each. Unless the method is "exact", errors are computed in simulation, with weights
-        refitted at each party; within rounds of several exchanges they are NaN. Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by
-        position and after alignment. `parties` is how many took part. With privacy `epsilon` is what was spent by then.
-    accounts_, epsilon_spent_, privacy_report_ :
-        With privacy: what each party has released, the ε that this has cost the one that has spent most, together with
-        earlier runs that `privacy` names, and both in plain values. Without: None, infinity and None.
-    exposure_, exposures_ : Exposure, dict of PartyExposure
-        What may be computed from all that was sent, for the party that it is worst for, and for each with its numbers:
-        "bounded" (noise), "unknown" (only H was sent), "guess", "membership", "entries" or "rows"
-        (docs/reference/exposure.md).
-    simulated_ : tuple of names
-        With privacy: what this object knows because all parties run in one process, and what no party would have
-        released. None of it is in `components_`, or in files that `save` writes.
-    left_out_ : list of (iteration, party, reason)
-        Who was left out of which round, and why; rounds are numbered as in `history_`.
-    party_components_ : dict of arrays (k, m)
-        The H_p that parties ended with, on the scale of `components_`; of "fnmf" those that they had found themselves
-        before the exact rounds; `components_` itself where they have none of their own.
-    alignments_ : dict of arrays (k, k)
-        P_p by which P_p · party_components_[p] lies in the order of `components_`.
-    relative_error_, explained_variance_, component_shares_, n_iter_, outcome_, n_samples_ :
-        As in `NMF`, over all parties' rows; `n_iter_` counts the rounds made, of the `rounds` allowed.
-    parties_, n_parties_ :
-        Their names, in the order given, and their number; those without usable data are not among them.
-    solver_ : row solver
-        How rows are fitted to the model, with the penalties of the program.
+    components_ : ndarray of shape (k, m)
+        H, sorted by explained share. Each row has Euclidean norm 1, or with penalties the scale that they determine.
+    history_ : list of HistoryRow
+        One row per exchange: (iteration, seconds, relative_error, bytes_up, bytes_down, drift, aligned_drift, …).
+        bytes_up is over all parties, bytes_down per party. Except for "exact", errors are computed by the simulation,
+        with weights refitted at each party; within rounds of several exchanges they are NaN. Drifts are
+        Σ_p ‖H_p − H‖² / ‖H‖², by position and after alignment. `parties` is the number of participants. With privacy,
+        `epsilon` is the budget spent so far.
+    accounts_ : Accounts or None
+        With privacy: what each party has released, including earlier runs passed in `privacy`.
+    epsilon_spent_ : float
+        With privacy: the largest ε that a party has spent, including earlier runs; otherwise infinity.
+    privacy_report_ : dict or None
+        With privacy: accounts and ε as plain data.
+    exposure_ : Exposure
+        Exposure level of the most exposed party: "bounded" (noise), "unknown" (only H was sent), "guess", "membership",
+        "entries" or "rows" (docs/reference/exposure.md).
+    exposures_ : dict of str to PartyExposure
+        Exposure level of each party, with the numbers behind it.
+    simulated_ : tuple of str
+        With privacy: quantities that only this simulation knows and that no party would release. None of them
+        influences `components_` or files written by `save`.
+    left_out_ : list of Exclusion
+        (iteration, party, reason) for each party that was skipped; iterations are numbered as in `history_`.
+    party_components_ : dict of str to ndarray of shape (k, m)
+        Final H_p of each party, on the scale of `components_`. For "fnmf": those before the exact rounds. Equal to
+        `components_` for parties without their own H_p.
+    alignments_ : dict of str to ndarray of shape (k, k)
+        P_p such that P_p · party_components_[p] is in the order of `components_`.
+    relative_error_, explained_variance_ : float
+        As in `NMF`, over all parties' rows.
+    component_shares_ : ndarray of shape (k,)
+        As in `NMF`, over all parties' rows.
+    n_iter_ : int
+        Number of rounds made.
+    outcome_ : Outcome
+        Why the fit ended.
+    n_samples_ : int or None
+        Number of rows of all parties.
+    parties_ : list of str
+        Names of the parties in the given order, without parties whose data were invalid.
+    n_parties_ : int
+        Number of parties.
+    solver_ : RowSolver
+        Solver that fits rows to the model, with the penalties of the program.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import partsong
+    >>> X = np.random.default_rng(0).random((60, 8))
+    >>> model = partsong.FederatedNMF(3, method="exact", rounds=20, random_state=0).fit([X[:25], X[25:]])
+    >>> model.components_.shape
+    (3, 8)
+    >>> model.transform(X[:5]).shape
+    (5, 3)
     """
 
     @refuse_old_names
@@ -299,68 +333,84 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         record: bool = False,
         observer: FitObserver | None = None,
     ) -> FederatedNMF:
-        """Learn shared components from a list with one matrix per party (`names` may name them), a mapping of names to
-        matrices, or one matrix and `parties`, a label for each of its rows.
+        """Fit the shared components.
 
-        Columns of data frames are put in the order of the first party that names them; names that are missing at a
-        party are an error. Arrays, which have no names, are taken as they are. Tensors are computed with torch, if all
-        parties have tensors on one device.
+        Columns of data frames are put in the order of the first data frame; a column name missing at a party is an
+        error. Arrays have no names and are used in their order. Tensors are computed with torch, if all parties have
+        tensors on one device.
 
-        With a `run_folder` the run is kept there (`training.run_folder.RunFolder` reads it): settings, versions, a
-        checkpoint every minute, history, bytes, result and model; with `record` every message as well, for attacks.
-        `resume=True` goes on with the run that the folder holds, to the bits of one that was never interrupted; data
-        and settings must be the same, but for `rounds`, `tol` and `time_budget`. The checkpoint holds private states:
-        it is for the one machine that simulates all parties. An `observer` (`training.loop.FitObserver`) sees every
-        round instead, and may keep the run elsewhere.
+        Parameters
+        ----------
+        X : list of matrices, mapping of str to matrix, or matrix
+            One matrix per party, or one matrix with `parties`.
+        y : None
+            Ignored; for scikit-learn.
+        names : list of str or None, default=None
+            Names of the parties, if X is a list.
+        parties : array-like of shape (n,) or None, default=None
+            The party of each row, if X is one matrix.
+        run_folder : path or None, default=None
+            Keep the run in this folder: settings, versions, a checkpoint every minute, history, bytes, result and
+            model; `training.run_folder.RunFolder` reads it. The checkpoint holds private states of all parties.
+        resume : bool, default=False
+            Resume the run in `run_folder`. The result is bit for bit that of an uninterrupted run. Data and settings
+            must be the same, except `rounds`, `tol` and `time_budget`.
+        record : bool, default=False
+            Also keep every message in `run_folder`, for attacks.
+        observer : FitObserver or None, default=None
+            Called in every round (`training.loop.FitObserver`), instead of `run_folder`.
+
+        Returns
+        -------
+        FederatedNMF
+            This estimator.
         """
         folder = None if run_folder is None else RunFolder(Path(run_folder))
         if folder is None and (resume or (record and observer is None)):
-            raise ParameterError("resume and record need run_folder, where the run is kept.", parameter="run_folder")
-        if folder is not None and observer is not None:
             raise ParameterError(
-                "A run is kept in run_folder or by an observer. Pass one of them.", parameter="run_folder"
+                "resume and record need run_folder. Pass the folder of the run.", parameter="run_folder"
             )
+        if folder is not None and observer is not None:
+            raise ParameterError("run_folder and observer both keep the run. Pass one of them.", parameter="run_folder")
         with graceful_interrupt() as interrupts:
             seed = folder.settings().get("seed") if folder is not None and resume else None
             job = self._prepare(X, names, parties, seed=seed, record=record)
             job.training.interrupts = interrupts
             if folder is not None:
                 change = MAY_CHANGE if self.privacy is None else MAY_CHANGE - {"rounds"}
-                observer = KeptRun(folder, self.run_settings(job.fit), job.columns, resume, record, change)
+                observer = RunFolderObserver(folder, self.run_settings(job.fit), job.columns, resume, record, change)
             job.observer = FitObserver() if observer is None else observer
-            with self._keeping_rounds(job):
+            with self._progress_then_finish(job):
                 job.run()
-            if folder is not None and isinstance(observer, KeptRun):
+            if folder is not None and isinstance(observer, RunFolderObserver):
                 self._end_folder(folder, observer)
         return self
 
     def simulation(self, X: Any, names: Any = None) -> FederatedFit:
-        """What `fit` would run: program, parties, schedule, reduction and engine. Nothing is computed."""
+        """Return what `fit` would run (program, parties, schedule, reduction, engine) without computing."""
         return self._prepare(X, names, None).fit
 
     def iterate(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Iterator[RoundReport]:
-        """`fit`, one round at a time: a report after each, with its history row, H as it stands, and the outcome if it
-        was the last.
+        """Fit one round at a time; yield a report after each, with its history row, the current H, and the outcome.
 
             for report in model.iterate(parts):
                 if np.linalg.norm(report.components - before) < enough:
                     break
             report.result().transform(rows)
 
-        `report.result()` fits the model as if the fit had ended with that round, at its best round so far, and returns
-        it; leaving early counts as interrupted. A loop that runs to its end leaves the model fitted, and so does an
-        error within a round. The first Ctrl-C within a round makes it the last. What the caller does between rounds,
-        and before the first, counts neither in `history_` nor against `time_budget`.
+        `report.result()` sets the fitted attributes as if the fit had ended with that round, from the best round so
+        far, and returns the model; leaving the loop early counts as interrupted. After a complete loop, or an error
+        within a round, the model is fitted. The first Ctrl-C within a round makes it the last round. Time that the
+        caller spends between rounds, and before the first, counts neither in `history_` nor against `time_budget`.
         """
         job = self._prepare(X, names, parties)
         return self._reports(job, time.perf_counter())
 
     def fit_transform(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Any:
-        """Learn the shared components and return W as the data came: a list or mapping of every party's W_p, or one W
-        in the order of the rows of one matrix with labels.
+        """Fit the shared components and return W in the form of X: a list or mapping of W_p, or one W for one matrix.
 
-        Weights are private: only a simulation has those of all parties. They are what `transform` gives. Of a party
-        whose data cannot be used and that was left out there are none: None, or NaN in the rows of one W.
+        Weights are private: only a simulation has those of all parties. They equal the result of `transform`. A party
+        that was skipped for invalid data has None, or NaN in its rows of one W.
         """
         matrices, labels = named_parties(X, names)
         labels, parties = (list(given) if isinstance(given, Iterator) else given for given in (labels, parties))
@@ -371,10 +421,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return dict(zip(X, weights, strict=True)) if isinstance(X, Mapping) else weights
 
     def transform(self, X: Any) -> np.ndarray:
-        """W for new rows at any party: the non-negative least squares fit to the shared components, in their precision.
+        """Return W for new rows: the non-negative least squares fit to the shared components, in their number type.
 
-        Named columns must come in the order of `feature_names_in_`. Each row is solved alone; in other company its
-        products may be rounded otherwise. With missing="ignore" it is fitted to its known cells; without any, w = 0.
+        Named columns must be in the order of `feature_names_in_`. Rows are solved independently; a row may round
+        differently in another batch. With missing="ignore", a row is fitted to its known cells; without any, w = 0.
         """
         check_is_fitted(self)
         matrix = matrix_of(self, X, self.components_.dtype, reset=False)
@@ -382,43 +432,43 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             return self.solver_.solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def top_features(self, n: int = 10) -> list[list[str | int]]:
-        """The n features with the largest values in each component: names where known, else column numbers."""
+        """Return the n features with the largest values in each component: names if known, otherwise column numbers."""
         check_is_fitted(self)
         return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
 
     def inverse_transform(self, W: Any) -> np.ndarray:
-        """W H."""
+        """Return W H."""
         check_is_fitted(self)
         return check_weights(W, len(self.components_)) @ self.components_
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the shared model (H, names, settings, error; never W or rows); `NMF.load` reads it as well.
+        """Write the shared model (H, names, settings, error; never W or rows). `NMF.load` can read it, too.
 
-        Of its settings `rounds` is the number allowed and `iterations` the number made. A model that was loaded, and
-        not fitted again, is written with all that its file said of its fit.
+        In its settings, `rounds` is the maximum and `iterations` the number made. A model that was loaded, and not
+        refitted, keeps the settings of its file.
         """
         check_is_fitted(self)
-        told = {**self.settings(), "parties": self.n_parties_}
+        settings = {**self.settings(), "parties": self.n_parties_}
         if self.privacy_report_ is not None:
-            told |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
+            settings |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
         elif self.n_samples_ is not None:
-            told |= {"n_samples": self.n_samples_}
-        told |= {"secure_aggregation": True} if self.secure_aggregation else {}
-        save_fitted(self, path, {**told, "dtype": str(self.components_.dtype), **penalties_to_dict(self.solver_)})
+            settings |= {"n_samples": self.n_samples_}
+        settings |= {"secure_aggregation": True} if self.secure_aggregation else {}
+        save_fitted(self, path, {**settings, "dtype": str(self.components_.dtype), **penalties_to_dict(self.solver_)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FederatedNMF:
-        """A fitted estimator from the model file of a federation, ready to transform; also from the command line's.
+        """Load a fitted estimator from the model file of a federation, or of `partsong fit`, ready to transform.
 
-        What is not in the file is not there: history, names and components of single parties. An option that was given
-        as a value without a name comes back as the method has it by default.
+        The file has no history, and no names and components of parties. An option that was passed as an unnamed object
+        gets its default.
         """
         model = load_fitted(path)
         settings = model.settings
         if settings.get("method") not in methods.names():
             raise ParameterError(
-                f"{path}: this model was not learned by one of the methods {', '.join(methods.names())}, but by "
-                f"{str(settings.get('method'))[:40]!r}. partsong.NMF.load(path) transforms rows with any model."
+                f"{path}: the method of this model is {str(settings.get('method'))[:40]!r}, which is not one of "
+                f"{', '.join(methods.names())}. Use partsong.NMF.load(path), which reads any model."
             )
         try:
             estimator = cls.from_settings(settings).set_params(n_components=len(model.components))
@@ -433,7 +483,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 solver_=ObservedRows(solver) if estimator.missing == "ignore" else solver,
             )
         except ParameterError as error:
-            raise FormatError(f"{path}: its settings are not those of a federation: {error} Fit again.") from error
+            raise FormatError(
+                f"{path}: the settings are not those of a federation: {error} Fit the model again."
+            ) from error
         return estimator
 
     @property
@@ -444,7 +496,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return non_negative_tags(super().__sklearn_tags__(), allow_nan=self.missing == "ignore")
 
     def check_settings(self) -> StoppingRule:
-        """Refuse all that can be refused without data; return when to stop."""
+        """Validate all parameters that need no data; return the stopping rule."""
         options = self._options()
         require_method(self.method, options)
         if self.rounds is not None:
@@ -459,7 +511,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
             raise ParameterError(
                 'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
-                f"cells are not played; the method is {self.method!r}. Take a game, or fill the gaps.",
+                f"cells are not played; the method is {self.method!r}. Use a game, or impute them.",
                 parameter="missing",
             )
         require_verbosity(self.verbose)
@@ -473,7 +525,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             if self.n_components is not None and self.n_components != rank:
                 raise ParameterError(
                     f"n_components={self.n_components!r}, but the rank of the program is {rank}. "
-                    "Leave n_components out, or make both the same.",
+                    "Remove n_components, or use the same rank.",
                     parameter="n_components",
                 )
             return self.method
@@ -481,7 +533,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return methods.method(self.method).build(problem, self._options())
 
     def _options(self) -> dict[str, Any]:
-        """What the method was given, under its own names."""
+        """Options passed to the method, under its own names."""
         named = {"align": self.align, "local_steps": self.local_steps, "init_mode": self.init_mode}
         return method_options_of(self.method_options, **named)
 
@@ -493,24 +545,26 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return usual if self.rounds is None else int(self.rounds)
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the fit as plain data, without privacy: what model files and checkpoints say."""
-        told: dict[str, Any] = {"method": repr(self.method)}
+        """Return the settings of the fit, without privacy, as plain data for model files and checkpoints."""
+        plain: dict[str, Any] = {"method": repr(self.method)}
         if isinstance(self.method, str):
-            told = {"method": self.method, **methods.method(self.method).settings(self._options(), COMMON_OPTIONS)}
+            plain = {"method": self.method, **methods.method(self.method).settings(self._options(), COMMON_OPTIONS)}
         if isinstance(self.privacy, RowPrivacy):
-            told.pop("local_steps", None)  # noisy sums are of one step
-        told |= {"rounds": self._rounds(), "tol": float(self.tol), "on_party_error": self.on_party_error}
-        return told if self.missing == "refuse" else {**told, "missing": self.missing}
+            plain.pop("local_steps", None)  # noisy sums take one step
+        plain |= {"rounds": self._rounds(), "tol": float(self.tol), "on_party_error": self.on_party_error}
+        return plain if self.missing == "refuse" else {**plain, "missing": self.missing}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> FederatedNMF:
-        """An unfitted estimator from the settings of a model file, a run folder or a checkpoint.
+        """Return an unfitted estimator with the settings of a model file, run folder or checkpoint.
 
-        An option that was given as a value without a name is as the method has it by default.
+        An option that was passed as an unnamed object gets its default.
         """
         method = settings.get("method")
         if not isinstance(method, str) or method not in methods.names():
-            raise ParameterError(f"No method between parties is called {str(method)[:40]!r}.")
+            raise ParameterError(
+                f"{str(method)[:40]!r} is not a federated method. Use one of {', '.join(methods.names())}."
+            )
         options = usable_options(method, settings.get("method_options"))
         takes = methods.method(method).parameters_with(options or {})
         asked = {name: settings[name] for name in ("rounds", "tol", "on_party_error") if name in settings}
@@ -530,7 +584,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return estimator
 
     def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
-        """The program with the noise that was asked for, and the accounts of a program that has noise."""
+        """The program with the requested noise, and the privacy accounts if it has noise."""
         if self.privacy is not None:
             program = self.privacy.program(program, self._rounds(), n_parties, bool(self.secure_aggregation))
         traits = program.traits
@@ -540,19 +594,19 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             return program, Spending(traits.release, most=traits.max_releases)
         return program, Spending(traits.release, self.privacy.delta, self.privacy.spent, traits.max_releases)
 
-    def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> Job:
-        """All that can be refused is refused here, before the first round; a resumed run has its own seed."""
+    def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> FitJob:
+        """Validate everything before the first round; a resumed run keeps its seed."""
         began, stop = time.perf_counter(), self.check_settings()
         seed = whole_seed(self.random_state) if seed is None or self.random_state is not None else int(seed)
-        has_gaps, leave_out = self.missing == "ignore", self.on_party_error == SKIP
+        has_gaps, skip_invalid = self.missing == "ignore", self.on_party_error == SKIP
         shards, columns, away = read_parties(
-            X, names, parties, seed, precision_of(self.dtype), has_gaps=has_gaps, leave_out=leave_out
+            X, names, parties, seed, precision_of(self.dtype), has_gaps=has_gaps, skip_invalid=skip_invalid
         )
         n, m = sum(shard.matrix.shape[0] for shard in shards), shards[0].matrix.shape[1]
         has_noise = self.privacy is not None or (
             not isinstance(self.method, str) and self.method.traits.release is not None
         )
-        program = self._program((m if has_noise else n, m))  # with noise the number of rows is not to be told
+        program = self._program((m if has_noise else n, m))  # with noise the number of rows is private
         program, spending = self._protected(program, len(shards))
         masks = (
             build_secure_sum(self.privacy, len(shards))
@@ -564,17 +618,17 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         rounds = self._rounds()
         schedule = Schedule(rounds, seed, on_party_error=self.on_party_error)
         fit = simulate_rounds(program, shards, rounds, schedule, stop, engine, masks, spending)
-        job = Job(fit, start_training(fit, began=began), columns, ExclusionLog(away))
+        job = FitJob(fit, start_training(fit, began=began), columns, ExclusionLog(away))
         job.training.watch = job.watch
         return job
 
-    def _reports(self, job: Job, prepared: float) -> Iterator[RoundReport]:
-        def result(so_far: Job) -> FederatedNMF:
+    def _reports(self, job: FitJob, prepared: float) -> Iterator[RoundReport]:
+        def result(so_far: FitJob) -> FederatedNMF:
             self._finish(so_far)
             return self
 
         fit, training, iteration = job.fit, job.training, 0
-        with self._keeping_rounds(job):
+        with self._progress_then_finish(job):
             training.began += time.perf_counter() - prepared
             for step in iterate_rounds(fit, training):
                 del step  # as large as the parties' states
@@ -584,13 +638,13 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 del latest, so_far  # as large as the components of all parties
 
     @contextmanager
-    def _keeping_rounds(self, job: Job) -> Iterator[None]:
-        """Show progress; where the rounds end, or an error ends them, keep the model of those that were made."""
+    def _progress_then_finish(self, job: FitJob) -> Iterator[None]:
+        """Show progress; after the last round, or an error, set the model of the rounds made."""
         title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(job.fit.shards)} parties"
         try:
             with progress(self.verbose, job.fit.last, self.time_budget, title) as job.bar:
                 yield
-        except GeneratorExit:  # the caller has left the loop, and asks for a result if it wants one
+        except GeneratorExit:  # the caller left the loop and can ask for a result
             raise
         except BaseException:
             if job.training.history:
@@ -599,7 +653,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self._finish(job)
 
     def run_settings(self, fit: FederatedFit) -> dict[str, Any]:
-        """What tells a run from others: `settings`, privacy, and what the data decide."""
+        """Return the settings that identify a run: `settings`, privacy, and those determined by the data."""
         return {
             **self.settings(),
             "parties": len(fit.shards),
@@ -611,7 +665,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             "seed": fit.schedule.seed,
         }
 
-    def _end_folder(self, folder: RunFolder, kept: KeptRun) -> None:
+    def _end_folder(self, folder: RunFolder, kept: RunFolderObserver) -> None:
         self.save(folder.path / MODEL)
         result = {
             "outcome": str(self.outcome_),
@@ -624,8 +678,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         }
         folder.end(self.history_, kept.recorder.sent if kept.recorder else (), result)
 
-    def _finish(self, job: Job) -> None:
-        """Fit the estimator to the best round so far."""
+    def _finish(self, job: FitJob) -> None:
+        """Set the fitted attributes from the best round so far."""
         fit, training = job.fit, job.training
         with graceful_interrupt():
             result = finish_with_warnings(fit, training)
@@ -660,7 +714,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         job.observer.end(training, result)
 
     def _set_fitted(self, columns: Mapping[str, Any], **attributes: Any) -> None:
-        """Set all fitted attributes; nothing is left of an earlier fit."""
+        """Set all fitted attributes and remove those of an earlier fit."""
         for name in [name for name in vars(self) if name.endswith("_") or name == "_origin"]:
             delattr(self, name)
         for name, value in {**columns, **attributes}.items():

@@ -1,4 +1,4 @@
-"""`partsong.NMF`: a scikit-learn estimator over one party's rows."""
+"""`partsong.NMF`: non-negative matrix factorization as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -49,83 +49,106 @@ from partsong.training.loop import WINDOW, Fit, FitObserver, StoppingRule, Train
 from partsong.training.result import FitResult, top_features
 
 SLOW_SOLVERS, SLOW_SHARE = ("cd", "mu", "bpp"), 0.01
-"""Solvers of scikit-learn, whose steps are so short that one says little; so much of tol stops them where it would."""
+"""Solvers with short steps, and the share of `tol` that makes them stop about where scikit-learn's do."""
 
 SETTINGS_IN_FILES = ("solver", "missing", "init", "tol", "sketch", "sketch_ratio", "max_iter")
-"""What model files say of a fit by the names that settings have here; penalties are apart."""
+"""Settings that model files store under these names; penalties are stored separately."""
 
 NEGLIGIBLE = (1e-6, 1e-3)
-"""Relative errors, for float64 and float32, at which nobody has to be told that more iterations would lower them."""
+"""Relative errors, for float64 and float32, below which no ConvergenceWarning is issued."""
 
 
 class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Non-negative matrix factorization X ≈ W H of the rows you hold.
+    """Non-negative matrix factorization X ≈ W H with scikit-learn's interface.
 
     minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
 
-    with X (n × m) and ρ = `l1_ratio`. Dense arrays in C or F order, CSR, CSC and memory maps are taken as they are;
-    float32 stays float32. Data frames are taken with their names; dense torch tensors become NumPy arrays.
+    with X (n × m) and ρ = `l1_ratio`. Dense arrays in C or F order, CSR, CSC and memory maps are used without a copy;
+    float32 stays float32. Data frames keep their column names; dense torch tensors are converted to NumPy.
 
     Parameters
     ----------
-    n_components : int, "auto" or None
-        Rank k; None and "auto" take that of a given H (init="custom"), or else min(n, m, 20). It may exceed n and m,
-        within reason.
-    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls", "game"}, an update rule or a Game
-        "hals" makes five sweeps per product (one on sparse data) and extrapolates; others are plain. "sanls" sees a
-        random sketch of X in each step, and its steps are held back more and more (Qian et al., 2020): for matrices so
-        large that one product with all of X is a lot. "game" lets rows of W and columns of H play single cells
-        (Singh, 2021): an iteration is a sweep over all cells, and `partsong.solvers.game.Game` has its variants.
-    missing : {"refuse", "ignore"}
-        "game" only: with "ignore", NaN in a dense X and whatever a sparse X does not store are unknown cells, which
-        nobody plays. Errors are then over known cells, and a column without any is zero in `components_`.
-    sketch : {"subsampling", "gaussian", "count", "hadamard"}
-        The kind of sketch that "sanls" takes; subsampling is the cheapest.
-    sketch_ratio : float in (0, 1]
-        Columns (rows) of a sketch as a share of those of X; never fewer than n_components.
-    init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None
-        "auto" and None take "nndsvda" where fewer than a tenth of the entries are not zero, and else "anchors" (columns
-        of X chosen by successive projection). "custom" takes W and H given to `fit`; all others ignore them and warn.
-    beta_loss : {"frobenius"} or 2
-        The squared error. Other losses are planned, and an error until then.
-    tol : float
-        Stop once the objective falls by less than this share per iteration, over ten iterations: a share of what the
-        model explains or of what it leaves, whichever is less; what it leaves, f, counts as √(f/5) below a fifth.
-        "sanls" looks at it after every tenth iteration; "cd", "mu" and "bpp", which do not extrapolate, ask for a
-        hundredth of it and so go about as far as scikit-learn's.
-    max_iter : int
-        The most iterations. A fit that they end before `tol` is reached gives a ConvergenceWarning.
-    time_budget : float or None
-        The most seconds for the whole fit; one iteration and the last solve are always done.
-    alpha_W, alpha_H : float; alpha_H may be "same"
-        Penalties, in units that do not depend on the numbers of rows and columns. A penalty on one factor alone has no
-        best model, since that factor can shrink while the other grows: this gives an IllPosedWarning.
-    l1_ratio : float in [0, 1]
-        The share of L1 in the penalties.
-    random_state : int, RandomState or None
-        Same seed, same bytes at a fixed number of threads.
-    verbose : int
-        1 shows progress with an estimate of the time left.
-    shuffle : bool
-        Whether to update components in an order drawn from `random_state`, the same in all iterations.
-    dtype : float32, float64 or None
-        The precision to compute in; None keeps that of X.
-    n_threads : int or None
-        Threads for kernels and products. None takes PARTSONG_NUM_THREADS, or else all cores, within OMP_NUM_THREADS,
-        NUMBA_NUM_THREADS and limits of threadpoolctl; so inside joblib's workers the share of a worker.
+    n_components : int, "auto" or None, default=None
+        Rank k. None and "auto" take the rank of a given H (init="custom"), otherwise min(n, m, 20).
+    solver : {"hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls", "game"}, update rule or Game, default="hals"
+        "hals" makes five sweeps per product (one on sparse data) and extrapolates; the others do neither. "sanls" uses
+        a random sketch of X in each step, with steps that shrink over time (Qian et al., 2020), for matrices where one
+        product with all of X is expensive. "game" plays a game over single cells between rows of W and columns of H
+        (Singh, 2021): an iteration is a sweep over all cells; `partsong.solvers.game.Game` has its variants.
+    init : {"auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar", "custom"} or None, default="auto"
+        "auto" and None take "nndsvda" if fewer than a tenth of the entries are non-zero, otherwise "anchors" (columns
+        of X chosen by successive projection). "custom" uses W and H passed to `fit`; the others ignore them with a
+        warning.
+    beta_loss : {"frobenius"} or 2, default="frobenius"
+        The squared error. Other losses are not implemented.
+    tol : float, default=1e-4
+        Stop when the objective falls by less than this share per iteration, over ten iterations. The share is of the
+        explained or of the unexplained part f of the objective, whichever is smaller; f counts as √(f/5) below 1/5.
+        "sanls" checks every tenth iteration. "cd", "mu" and "bpp" do not extrapolate and use tol / 100, which makes
+        them stop about where scikit-learn's solvers do.
+    max_iter : int, default=500
+        Maximum number of iterations. Reaching it before `tol` issues a ConvergenceWarning.
+    time_budget : float or None, default=None
+        Maximum seconds of the whole fit; one iteration and the final solve always run.
+    alpha_W : float, default=0.0
+        Penalty on W, in units that do not depend on the numbers of rows and columns. A penalty on one factor alone has
+        no optimal model, because that factor can shrink while the other grows; it issues an IllPosedWarning.
+    alpha_H : float or "same", default="same"
+        Penalty on H; "same" takes `alpha_W`.
+    l1_ratio : float, default=0.0
+        Share of L1 in the penalties, from 0 to 1.
+    sketch : {"subsampling", "gaussian", "count", "hadamard"}, default="subsampling"
+        Kind of sketch of "sanls"; subsampling is the cheapest.
+    sketch_ratio : float, default=0.1
+        Columns (rows) of a sketch as a share of those of X, above 0 and at most 1; never fewer than n_components.
+    missing : {"refuse", "ignore"}, default="refuse"
+        For solver="game": "ignore" treats NaN in a dense X, and entries that a sparse X does not store, as unknown
+        cells, which are not played. Errors then cover known cells; a column without any is zero in `components_`.
+    random_state : int, RandomState, Generator or None, default=None
+        Seed. The same seed gives identical results for a fixed number of threads.
+    verbose : int, default=0
+        1 shows progress and the estimated remaining time on standard error.
+    shuffle : bool, default=False
+        Update components in a random order, the same in all iterations.
+    dtype : {"float32", "float64"} or None, default=None
+        Number type of the computation; None keeps that of X.
+    n_threads : int or None, default=None
+        Threads for kernels and products. None takes PARTSONG_NUM_THREADS, otherwise all cores, within the limits of
+        OMP_NUM_THREADS, NUMBA_NUM_THREADS, threadpoolctl and joblib workers.
 
     Attributes
     ----------
-    components_ : array (k, m)
-        H. Without penalties each row has Euclidean norm 1 and W carries the units; with penalties the scale is the one
-        they choose. Rows are sorted by explained share, largest first (where W is unique).
-    component_shares_ : array (k,)
-        ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, adding up to 1.
-    reconstruction_err_, relative_error_, explained_variance_ : float
-        ‖X − W H‖, the same over ‖X‖, and 1 − ‖X − W H‖² / ‖X‖².
-    n_iter_, outcome_, history_, seed_, n_samples_ :
-        Iterations made, why the fit ended, (iteration, seconds, relative_error, …) for each of them, the seed used, and
-        the number of rows. A model file has no history; iterations and rows are None where it does not tell them.
+    components_ : ndarray of shape (k, m)
+        H, sorted by explained share, largest first (where W is unique). Without penalties each row has Euclidean norm 1
+        and W carries the units; with penalties the scale is the one that they determine.
+    component_shares_ : ndarray of shape (k,)
+        ⟨w_j h_j, W H⟩ / ‖W H‖²: non-negative, with sum 1.
+    reconstruction_err_ : float
+        ‖X − W H‖.
+    relative_error_ : float
+        ‖X − W H‖ / ‖X‖.
+    explained_variance_ : float
+        1 − ‖X − W H‖² / ‖X‖².
+    n_iter_ : int or None
+        Number of iterations; None if a model file does not contain it.
+    outcome_ : Outcome
+        Why the fit ended.
+    history_ : list of HistoryRow
+        (iteration, seconds, relative_error, …) of each iteration; not in model files.
+    seed_ : int
+        The seed used.
+    n_samples_ : int or None
+        Number of rows; None if a model file does not contain it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import partsong
+    >>> X = np.random.default_rng(0).random((60, 8))
+    >>> model = partsong.NMF(3, random_state=0)
+    >>> W = model.fit_transform(X)
+    >>> W.shape, model.components_.shape
+    ((60, 3), (3, 8))
     """
 
     def __init__(
@@ -170,20 +193,20 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.n_threads = n_threads
 
     def fit(self, X: Any, y: Any = None, W: Any = None, H: Any = None, *, observer: FitObserver | None = None) -> NMF:
-        """Learn the components of X. A `training.loop.FitObserver` sees every iteration, and may resume a run."""
+        """Fit the components of X. A `training.loop.FitObserver` is called in every iteration, and may resume a run."""
         self._fit(X, W, H, observer)
         return self
 
     def fit_transform(
         self, X: Any, y: Any = None, W: Any = None, H: Any = None, *, observer: FitObserver | None = None
     ) -> np.ndarray:
-        """Learn the components and return W, solved for as `transform` does."""
+        """Fit the components and return W, as `transform` computes it."""
         return self._fit(X, W, H, observer).W
 
     def transform(self, X: Any) -> np.ndarray:
-        """W for given rows: the non-negative least squares fit to the learned components, in their precision.
+        """Return W for given rows: the non-negative least squares fit to the components, in their number type.
 
-        Each row is solved alone; in other company its products may be rounded otherwise.
+        Rows are solved independently; a row may round differently in another batch.
         """
         check_is_fitted(self)
         matrix = matrix_of(self, X, self.components_.dtype, reset=False)
@@ -191,26 +214,26 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             return self._solver().solve_rows(matrix, np.ascontiguousarray(self.components_.T))
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """W H for weights W (here called X, as scikit-learn does); for those of one row, w (k), a row (m)."""
+        """Return W H for weights W (called X as in scikit-learn); for one row of weights (k), a row (m)."""
         check_is_fitted(self)
         return check_weights(X, len(self.components_)) @ self.components_
 
     def top_features(self, n: int = 10) -> list[list[str | int]]:
-        """The n features with the largest values in each component: names where known, else column numbers."""
+        """Return the n features with the largest values in each component: names if known, otherwise column numbers."""
         check_is_fitted(self)
         return top_features(self.components_, getattr(self, "feature_names_in_", None), whole_number("n", n))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model (H, names, settings, error; never W or rows) as safetensors with JSON metadata.
 
-        A model that was loaded, and not fitted again, is written with all that its file said of its fit.
+        A model that was loaded, and not refitted, keeps the settings of its file.
         """
         check_is_fitted(self)
         rows = {} if self.n_samples_ is None else {"n_samples": self.n_samples_}
         save_fitted(self, path, {**self.settings(), "dtype": str(self.components_.dtype), **rows})
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the fit as plain data: what model files and checkpoints say."""
+        """Return the settings of the fit as plain data for model files and checkpoints."""
         alpha_H = self.alpha_W if self.alpha_H == "same" else self.alpha_H
         solver: Any = self.solver
         name, parts = solver if isinstance(solver, str) else repr(solver), dict[str, Any]()
@@ -231,13 +254,13 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         }
 
     def run_settings(self, fit: Fit) -> dict[str, Any]:
-        """What tells a run from others: `settings`, and what the data decide."""
+        """Return the settings that identify a run: `settings` and those determined by the data."""
         dtype, seed = str(fit.shards[0].matrix.dtype), whole_seed(self.random_state)
         return {**self.settings(), "n_components": fit.rank, "dtype": dtype.removeprefix("torch."), "seed": seed}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> NMF:
-        """An estimator with the settings of a fit, unfitted; those that are unreadable are left at their defaults."""
+        """Return an unfitted estimator with the settings of a fit; invalid settings get their defaults."""
         estimator, names = cls(), list[str]()
         if settings.get("method") == "centralised":
             names = [*SETTINGS_IN_FILES]
@@ -269,12 +292,11 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NMF:
-        """A fitted estimator from a model file, ready to transform; also from files of the command line.
+        """Load a fitted estimator from a model file of `NMF`, `partsong fit` or a federation, ready to transform.
 
-        Of models that `NMF` or `partsong fit` learned from one table it has the settings as well. Where a federation
-        had another share of L1 on H than on W, `l1_ratio` is that on W: transforming takes no other. A solver that was
-        given as a value is told as text, and comes back as the usual one; games come back as they were, unless they
-        have parts without a name.
+        Models of one table also restore their settings. If a federation had different L1 shares for H and W, `l1_ratio`
+        is that of W, the only one that `transform` uses. A solver that was passed as an object is replaced by the
+        default; games are restored unless they have unnamed parts.
         """
         model = load_fitted(path)
         estimator = cls.from_settings(model.settings)
@@ -316,7 +338,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return done
 
     def _build(self) -> Build:
-        """Both half-steps in turn; programs and engines, which sketches and games need, are imported for them alone."""
+        """Return the builder of the fit; programs and engines are imported only for sketches and games."""
         if self.solver != "sanls" and not is_game(self.solver):
             return CentralizedFit
         from partsong.training.single_party import game_fit, sketched_fit
@@ -324,10 +346,10 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return sketched_fit if self.solver == "sanls" else game_fit
 
     def _rows_for(self, X: Any, H: Any) -> tuple[np.ndarray, np.ndarray]:
-        """W for rows and an H that is given, and that H."""
+        """W for rows and a given H, and that H."""
         self.check_settings()
         if H is None:
-            raise ParameterError("update_H=False needs H (k × m).")
+            raise ParameterError("update_H=False needs H. Pass H (k × m).")
         matrix = matrix_of(self, X, precision_of(self.dtype), reset=True)
         rank = rank_of(self._wanted_rank(H, is_custom=True), matrix.shape)
         given = check_factor("H", H, (rank, matrix.shape[1]), matrix.dtype, is_start=False).astype(
@@ -350,7 +372,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return None
 
     def _wanted_rank(self, H: Any, *, is_custom: bool = False) -> Any:
-        """The rank asked for; where none is, that of a given H."""
+        """The requested rank or, if None, that of a given H."""
         if self.n_components is not None and not (isinstance(self.n_components, str) and self.n_components == "auto"):
             return self.n_components
         is_used = is_custom or self.init == "custom"
@@ -360,7 +382,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
     def check_settings(self) -> StoppingRule:
-        """Refuse all that can be refused without data; return when to stop."""
+        """Validate all parameters that need no data; return the stopping rule."""
         self._solver()
         require_sketch(self.sketch, self.sketch_ratio)
         require_squared_error(self.beta_loss, self.solver)
@@ -379,12 +401,12 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return replace(stop, tol=SLOW_SHARE * stop.tol) if is_slow else stop
 
     def _keep(self, done: FitResult, run: Training, rank: int) -> None:
-        self.__dict__.pop("_origin", None)  # what the file of a loaded model says is about another fit
+        self.__dict__.pop("_origin", None)  # it describes the fit of a loaded model, not this one
         self.components_ = done.H
         self.component_shares_ = done.shares
         self.n_components_ = rank
         rows, is_sketched = run.history, self.solver == "sanls"
-        if is_sketched:  # two exchanges are an iteration, and few of them know the error
+        if is_sketched:  # an iteration is two exchanges, and few of them have an error
             rows = [row._replace(iteration=row.iteration // 2) for row in rows if not math.isnan(row.objective)]
         self.n_iter_ = len(run.history) // 2 if is_sketched else len(rows)
         self.outcome_ = run.outcome
@@ -413,10 +435,18 @@ def non_negative_factorization(
     verbose: int = 0,
     shuffle: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """W (n × k), H (k × m) and the number of iterations, with the signature of scikit-learn's function.
+    """Return W (n × k), H (k × m) and the number of iterations; drop-in for scikit-learn's function.
 
-    A call of `NMF`, for code that was written for scikit-learn. With `update_H=False` H is taken as it is given and W
-    is the non-negative least squares fit to it, in one step; tol, max_iter and init mean nothing then.
+    It calls `NMF`, whose parameters these are. With `update_H=False`, H is fixed and W is the non-negative least
+    squares fit to it, in one step; `tol`, `max_iter` and `init` are then ignored.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from partsong import non_negative_factorization
+    >>> W, H, n_iter = non_negative_factorization(np.random.default_rng(0).random((20, 6)), n_components=2, tol=0.01)
+    >>> W.shape, H.shape
+    ((20, 2), (2, 6))
     """
     model = NMF(
         n_components, solver=solver, init=init, beta_loss=beta_loss, tol=tol, max_iter=max_iter, alpha_W=alpha_W,

@@ -1,4 +1,4 @@
-"""What callers of federated estimators give, checked: data by party, methods, privacy, masks."""
+"""Validation of inputs of federated estimators: data by party, methods, privacy, secure aggregation."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ def read_parties(
     dtype: np.dtype[Any] | None,
     *,
     has_gaps: bool = False,
-    leave_out: bool = False,
+    skip_invalid: bool = False,
 ) -> tuple[list[Shard], dict[str, Any], dict[str, str]]:
-    """Parties in any of the forms in which they may be given: shards, columns, and who is left out and why."""
+    """Convert parties in any accepted form; return shards, columns, and skipped parties with reasons."""
     matrices, labels = named_parties(X, names) if parties is None else split_by_label(X, parties, names)
-    away: dict[str, str] = {}
-    if leave_out:
-        matrices, labels, away = drop_invalid_parties(matrices, labels, dtype, has_gaps=has_gaps)
-    return *shards_of(matrices, labels, seed, dtype, has_gaps=has_gaps), away
+    skipped: dict[str, str] = {}
+    if skip_invalid:
+        matrices, labels, skipped = drop_invalid_parties(matrices, labels, dtype, has_gaps=has_gaps)
+    return *shards_of(matrices, labels, seed, dtype, has_gaps=has_gaps), skipped
 
 
 def shards_of(
     matrices: Any, names: Any, seed: int, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
 ) -> tuple[list[Shard], dict[str, Any]]:
-    """The parties of a simulation, checked, and the columns of the first that names them.
+    """Return the validated parties of a simulation, and the columns of the first that names them.
 
-    Without `dtype` all compute in float64 as soon as one of them needs it. Secrets come from the seed, so that the
-    same seed gives the same federation. Where data may have gaps, parties hold their known cells alone.
+    Without `dtype`, all compute in float64 if one of them needs it. Secrets come from the seed, so the same seed gives
+    the same federation. If data may have gaps, parties hold only their known cells.
     """
     labels = _labels(matrices, names)
     _require_one_kind(labels, matrices)
     parties = _in_one_order(labels, matrices)
     rows = {}
     for label, X in parties.items():
-        with _at(label):
+        with _naming_party(label):
             rows[label] = _rows_of(X, has_gaps)
     chosen = dtype if dtype is not None else common_type(list(rows.values()))
     shards = []
     for label, X in parties.items():
-        with _at(label):
+        with _naming_party(label):
             _require_usable(label, rows[label], column_names(X), chosen, has_gaps)
             held = X if is_tensor(X) and not has_gaps else rows[label]
             matrix = observed(held, chosen) if has_gaps else as_matrix(held, chosen)
@@ -84,9 +84,9 @@ def shards_of(
 def drop_invalid_parties(
     matrices: Any, names: Any, dtype: np.dtype[Any] | None, *, has_gaps: bool = False
 ) -> tuple[list[Any], list[str], dict[str, str]]:
-    """Matrices and names of the parties that `shards_of` would not refuse, and of the others why it would.
+    """Return matrices and names of the parties that `shards_of` accepts, and the reasons for the others.
 
-    Columns are those that most parties hold, whether or not their values can be used, and so is where they compute.
+    The expected columns and device are those of most parties, including parties with invalid values.
     """
     labels = _labels(matrices, names)
     parties, rows, faults = dict(zip(labels, matrices, strict=True)), {}, {}
@@ -110,7 +110,7 @@ def drop_invalid_parties(
 
 
 def _fault(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any], has_gaps: bool) -> str:
-    """What keeps a party's values from being factorized, if anything does."""
+    """The reason why a party's values cannot be factorized, or an empty string."""
     try:
         _require_usable(label, rows, names, dtype, has_gaps)
     except PartsongError as error:
@@ -119,36 +119,36 @@ def _fault(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype
 
 
 def _rows_of(X: Any, has_gaps: bool) -> Any:
-    """A party's numbers, or the known ones of them as CSR."""
+    """A party's numbers, or its known cells as CSR."""
     return known_cells(numbers_with_gaps(X)) if has_gaps else numbers_of(X)
 
 
 def _require_usable(label: str, rows: Any, names: tuple[str, ...] | None, dtype: np.dtype[Any], has_gaps: bool) -> None:
-    """Refuse values of a party that cannot be factorized, and a party that knows no cell."""
+    """Require values that can be factorized, and at least one known cell."""
     if has_gaps and not rows.nnz:
         raise DataError(
-            "No cell of this party is known: all are NaN or not stored. Give it at least one number, or leave the "
-            'party out: on_party_error="skip", or --on-party-error skip.'
+            "This party has no known cell: all are NaN or not stored. Provide at least one number, or use "
+            'on_party_error="skip" (--on-party-error skip).'
         )
     require_factorizable(rows, names, dtype, party=label)
 
 
 def _warn_of_unknown_columns(known: Sequence[Any]) -> None:
-    """Warn of columns that no party knows: between parties they stay as random as they began."""
+    """Warn of columns that no party knows: in a federation they keep their random start."""
     counts = np.bincount(np.concatenate([cells.indices for cells in known]), minlength=known[0].shape[1])
     unknown = np.flatnonzero(counts == 0)
     if unknown.size:
         of = "it" if unknown.size == 1 else "them"
-        warn_of_unknown(unknown, f"what the model says of {of} means nothing", stacklevel=7)
+        warn_of_unknown(unknown, f"the model's values for {of} are meaningless", stacklevel=7)
 
 
 def named_parties(X: Any, names: Any) -> tuple[Any, Any]:
-    """Matrices and names from a mapping of the one to the other; a generator of matrices as a list."""
+    """Split a mapping into matrices and names; convert an iterator of matrices to a list."""
     if not isinstance(X, Mapping):
         return (list(X) if isinstance(X, Iterator) else X), names
     if names is not None:
         raise ParameterError(
-            "Give names or a mapping, not both: the keys of the mapping are the names of the parties.",
+            "X is a mapping, whose keys are the names of the parties. Remove names.",
             parameter="names",
         )
     wrong = [key for key in X if not _is_label(key)]
@@ -162,15 +162,16 @@ def _is_label(label: Any) -> bool:
 
 
 def split_by_label(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[str]]:
-    """The rows of one matrix shared out by their labels, with the labels as names, in order."""
+    """Split the rows of one matrix by their labels; return the parts and the sorted labels as names."""
     if names is not None:
         raise ParameterError(
-            "Give names or parties, not both: the labels of the rows are the names of the parties.", parameter="parties"
+            "parties and names were both passed, but the labels in parties are the names. Remove names.",
+            parameter="parties",
         )
     if len(getattr(X, "shape", ())) != 2:
         raise ShapeError(
-            f"parties=labels goes with one matrix and has a label for each of its rows; this is {_told(X)}. A list "
-            "with one matrix per party, [X_1, X_2, …], needs no labels: leave parties out.",
+            f"parties=labels needs one matrix X with one label per row; X is {_describe(X)}. For a list with one "
+            "matrix per party, [X_1, X_2, …], remove parties.",
             parameter="parties",
         )
     labels = _row_labels(X, parties)
@@ -181,28 +182,28 @@ def split_by_label(X: Any, parties: Any, names: Any) -> tuple[list[Any], list[st
 
 
 def _row_labels(X: Any, parties: Any) -> list[str]:
-    """A label for each row as text, in the order of the rows."""
-    is_same = getattr(getattr(parties, "index", None), "equals", None)  # lists have an index as well, which is another
+    """Return the label of each row as text."""
+    is_same = getattr(getattr(parties, "index", None), "equals", None)  # lists have another index
     if is_same is not None and hasattr(X, "index") and not is_same(X.index):
         raise ShapeError(
-            "parties has another index than X. Bring them to one order: parties.reindex(X.index).", parameter="parties"
+            "The indexes of parties and X differ. Align them with parties.reindex(X.index).", parameter="parties"
         )
     given = parties.tolist() if hasattr(parties, "tolist") else parties
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ParameterError(
-            f"parties must be a list with a label for each row; got {_told(parties)}.", parameter="parties"
+            f"parties must be a list with one label per row; got {_describe(parties)}.", parameter="parties"
         )
     given = list(given)
     if len(given) != X.shape[0]:
         raise ShapeError(
-            f"{len(given)} labels of parties were given for {X.shape[0]} rows. Give one for each row, in their order.",
+            f"parties has {len(given)} labels, but X has {X.shape[0]} rows. Pass one label per row, in their order.",
             parameter="parties",
         )
     missing = [i for i, label in enumerate(given) if not _is_label(label)]
     if missing:
         raise ParameterError(
-            f"Labels of parties must be text or whole numbers; those of {first_few(missing[:5], len(missing), 'row')} "
-            f"are not ({given[missing[0]]!r}). Name the party of each of these rows, or leave the rows out.",
+            f"Labels in parties must be text or whole numbers; those of {first_few(missing[:5], len(missing), 'row')} "
+            f"are not ({given[missing[0]]!r}). Set a party for each of these rows, or remove the rows.",
             parameter="parties",
         )
     labels = [str(label) for label in given]
@@ -210,7 +211,8 @@ def _row_labels(X: Any, parties: Any) -> list[str]:
         set(map(str, {(type(label).__name__ in ("str", "str_"), str(label)) for label in given}))
     ):
         raise ParameterError(
-            "Labels of parties mix text and numbers that read the same. Make all of them text.", parameter="parties"
+            "Labels in parties mix text and numbers that read the same. Convert all of them to text.",
+            parameter="parties",
         )
     return labels
 
@@ -219,7 +221,7 @@ Transform = Callable[[Any], np.ndarray]
 
 
 def weights_by_party(transform: Transform, X: Any, names: Any, here: Sequence[str]) -> list[Any]:
-    """Every party's W_p as `transform` gives it; None for those that are not `here`."""
+    """Return W_p of every party from `transform`; None for parties that are not `here`."""
     everyone = dict(zip(_labels(X, names), X, strict=True))
     ordered = _in_one_order(here, [everyone[name] for name in here])
     found = {name: transform(rows) for name, rows in ordered.items()}
@@ -227,7 +229,7 @@ def weights_by_party(transform: Transform, X: Any, names: Any, here: Sequence[st
 
 
 def weights_by_row(transform: Transform, X: Any, parties: Any, here: Sequence[str]) -> Any:
-    """W in the order of the rows of one matrix with a label for each; NaN for parties that are not `here`."""
+    """Return W in the order of the rows of one labelled matrix; NaN for parties that are not `here`."""
     is_here = np.isin(np.array(_row_labels(X, parties)), here)
     if is_here.all():
         return transform(X)
@@ -241,9 +243,9 @@ def weights_by_row(transform: Transform, X: Any, parties: Any, here: Sequence[st
 def own_components(
     H: np.ndarray, own: Mapping[str, Array], names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Each party's H_p with the norms of its partners in H, and the permutation that puts it in the order of H.
+    """Return each party's H_p, scaled to the norms of its partners in H, and the permutation to the order of H.
 
-    Parties that have none, or one that has diverged, are given H.
+    Parties without an H_p, or with a diverged one, get H.
     """
     components = {name: H.copy() for name in names}
     alignments = {name: np.eye(len(H)) for name in names}
@@ -264,47 +266,44 @@ def own_components(
 
 
 def common_type(matrices: Sequence[Any]) -> np.dtype[Any]:
-    """The precision that loses nothing of any of them."""
+    """Return the smallest number type that represents all of them."""
     return max((float_type(X.dtype) for X in matrices), key=lambda kind: kind.itemsize)
 
 
 def _labels(matrices: Any, names: Any) -> list[str]:
     if hasattr(matrices, "shape") or isinstance(matrices, str) or not isinstance(matrices, Sequence):
         raise ShapeError(
-            "Data of parties are a list with one matrix per party, [X_1, X_2, …], a mapping of names to matrices, or "
-            f"one matrix with a label for each row, parties=labels; this is {_told(matrices)}. For rows that are all "
-            "in one place, use NMF."
+            "X must be a list with one matrix per party, [X_1, X_2, …], a mapping of names to matrices, or one matrix "
+            f"with parties=labels; got {_describe(matrices)}. For the rows of one party, use NMF."
         )
     if len(matrices) == 0:
-        raise ParameterError("A federation needs at least one party; the list is empty. Give at least one matrix.")
+        raise ParameterError("X is an empty list. Pass at least one matrix.")
     if isinstance(names, str | Set) or not (names is None or isinstance(names, Iterable)):
-        raise ParameterError(
-            f"names must be a list with a name for each party, in their order; got {names!r}.", parameter="names"
-        )
+        raise ParameterError(f"names must be a list with one name per party; got {names!r}.", parameter="names")
     labels = list(names) if names is not None else party_names(len(matrices))
     if len(labels) != len(matrices):
         raise ParameterError(
-            f"{len(labels)} names were given for {len(matrices)} parties. Give one for each, in their order, or none.",
+            f"names has {len(labels)} names for {len(matrices)} parties. Pass one per party, in their order, or none.",
             parameter="names",
         )
     wrong = [i for i, label in enumerate(labels) if not isinstance(label, str) or not label.strip()]
     if wrong:
         at = first_few(wrong[:5], len(wrong), "position")
         raise ParameterError(
-            f"Names of parties must be text, and are not at {at} ({labels[wrong[0]]!r}). Give each a name.",
+            f"names must be non-empty text, but is not at {at} ({labels[wrong[0]]!r}). Pass a name for each party.",
             parameter="names",
         )
     twice = repeated(labels)
     if twice:
         raise ParameterError(
-            f"Party names must differ; used more than once: {', '.join(twice[:5])}. "
-            "Rename them, or put the rows of a party into one matrix.",
+            f"Names of parties must be unique; repeated: {', '.join(twice[:5])}. "
+            "Rename them, or put all rows of a party into one matrix.",
             parameter="names",
         )
     return [str(label) for label in labels]
 
 
-def _told(X: Any) -> str:
+def _describe(X: Any) -> str:
     shape = getattr(X, "shape", None)
     return type(X).__name__ if shape is None else f"{type(X).__name__} of shape {tuple(shape)}"
 
@@ -314,37 +313,37 @@ def _place(X: Any) -> str:
 
 
 def _in_other_places(parties: Mapping[str, Any]) -> dict[str, str]:
-    """Who would not compute where most do; nobody, where there is no such place."""
+    """Parties on another device than most, with the reason; empty without a majority."""
     places = {label: _place(X) for label, X in parties.items()}
     votes = Counter(places.values()).most_common(2)
     if len(votes) < 2 or votes[0][1] == votes[1][1]:
         return {}
     usual = votes[0][0]
     return {
-        label: f"Party {label!r} would compute with {place}, and most with {usual}. Bring all data to one kind."
+        label: f"Party {label!r} has data for {place}, but most have data for {usual}. Convert all data to one kind."
         for label, place in places.items()
         if place != usual
     }
 
 
 def _require_one_kind(labels: Sequence[str], matrices: Sequence[Any]) -> None:
-    """All parties compute with torch on one device, or none does."""
+    """Require that all parties use torch on one device, or none does."""
     places = [_place(X) for X in matrices]
     if len(set(places)) > 1:
         other = next(i for i, place in enumerate(places) if place != places[0])
         raise CompositionError(
-            f"Parties must compute in one place, but party {labels[0]!r} would with {places[0]} and party "
-            f"{labels[other]!r} with {places[other]}. Bring all data to one kind: X.cpu().numpy() makes a tensor an "
-            "array, torch.from_numpy(X).to(device) an array a tensor."
+            f"Parties must use one library and device, but party {labels[0]!r} uses {places[0]} and party "
+            f"{labels[other]!r} {places[other]}. Convert all data to one kind, with X.cpu().numpy() or "
+            "torch.from_numpy(X).to(device)."
         )
 
 
 def _in_one_order(labels: Sequence[str], matrices: Sequence[Any]) -> dict[str, Any]:
-    """Data frames with their columns in the order of the first of them; anything else as it is."""
+    """Reorder columns of data frames to those of the first; other data are unchanged."""
     parties = dict(zip(labels, matrices, strict=True))
     held = {label: found for label, X in parties.items() if (found := column_labels(X)) is not None}
     for label in held:
-        with _at(label):
+        with _naming_party(label):
             column_names(parties[label])
     if not held:
         return parties
@@ -357,8 +356,8 @@ def _in_one_order(labels: Sequence[str], matrices: Sequence[Any]) -> dict[str, A
 
 
 @contextmanager
-def _at(label: str) -> Iterator[None]:
-    """An error says whose data it is about."""
+def _naming_party(label: str) -> Iterator[None]:
+    """Add the name of the party to errors."""
     try:
         yield
     except PartsongError as error:
@@ -369,16 +368,16 @@ PROGRAM = (
     "rank", "solver", "aggregation", "traits", "turn", "upload_spec", "exchanges",
     "start_party", "start_server", "local", "finish", "components", "metrics",
 )  # fmt: skip
-"""What a Program has."""
+"""Attributes that a Program must have."""
 
 
 def require_method(method: Any, options: Mapping[str, Any]) -> None:
-    """A federated method and its options, refused by their names; one that would be ignored is a mistake as well."""
+    """Validate a federated method and its options; an option that would be ignored is an error, too."""
     known = methods.names()
     if isinstance(method, str):
         if method in methods.TABLE and method not in known:
             raise ParameterError(
-                f"method={method!r} is for {' and '.join(methods.TABLE[method].tasks)}; between parties there are "
+                f"method={method!r} is for {' and '.join(methods.TABLE[method].tasks)}, not for parties. Use one of "
                 f"{', '.join(known)}.",
                 parameter="method",
             )
@@ -391,41 +390,40 @@ def require_method(method: Any, options: Mapping[str, Any]) -> None:
         )
     if options:
         raise ParameterError(
-            f"{' and '.join(options)} are part of a Program: set them there, or leave them out.",
+            f"{' and '.join(options)} cannot be combined with a Program. Set them in the Program, and remove them "
+            "here.",
             parameter=next(iter(options)),
         )
 
 
-def usable_options(method: str, told: Any) -> dict[str, Any] | None:
-    """Options of a method from a file, without those that were values of no name: the file has their text alone."""
-    if not isinstance(told, Mapping):
+def usable_options(method: str, stored: Any) -> dict[str, Any] | None:
+    """Return options of a method from a file, without unnamed objects, of which the file has only the repr."""
+    if not isinstance(stored, Mapping):
         return None
-    parameters = methods.method(method).parameters_with(told)
+    parameters = methods.method(method).parameters_with(stored)
     return {
         name: value
-        for name, value in told.items()
+        for name, value in stored.items()
         if not (name in parameters and parameters[name].names and str(value).endswith(")"))
     } or None
 
 
 def method_options_of(given: Any, **named: Any) -> dict[str, Any]:
-    """Options of a method: those with a name of their own that are not None, and all others; each once."""
+    """Merge named options that are not None with method_options; duplicates are an error."""
     if given is not None and not isinstance(given, Mapping):
         raise ParameterError(
             f"method_options must be a mapping of names to values; got {given!r}.", parameter="method_options"
         )
     named = {name: value for name, value in named.items() if value is not None}
     if twice := sorted(named.keys() & (given or {}).keys()):
-        raise ParameterError(
-            f"{' and '.join(twice)}: give it once, and not in method_options as well.", parameter=twice[0]
-        )
+        raise ParameterError(f"{' and '.join(twice)} is also in method_options. Pass it once.", parameter=twice[0])
     return {**named, **(given or {})}
 
 
 def require_privacy(
     privacy: Any, secure_aggregation: Any, method: Any, *, options: Mapping[str, Any], time_budget: Any
 ) -> None:
-    """Refuse a promise that the method cannot keep, and masks over what is no sum."""
+    """Validate that the method supports the requested privacy and secure aggregation."""
     if not isinstance(secure_aggregation, bool | SecureSum):
         raise ParameterError(
             f"secure_aggregation must be True, False or a SecureSum; got {secure_aggregation!r}.",
@@ -446,8 +444,8 @@ def require_privacy(
         stop_of(0.0, time_budget).without_metrics()
     if not isinstance(method, str):
         raise ParameterError(
-            "privacy is for methods by name. To a Program noise is added by partsong.methods.private.party_private, or "
-            "take partsong.methods.private.row_private as the method.",
+            "privacy needs a method given by name. For a Program, use partsong.methods.private.party_private, or "
+            "method=partsong.methods.private.row_private(…).",
             parameter="privacy",
         )
     _require_private_method(privacy, method, secure_aggregation, options)
@@ -457,14 +455,14 @@ def _require_private_method(privacy: Privacy, method: str, secure_aggregation: A
     if isinstance(privacy, RowPrivacy):
         if "row" not in methods.method(method).privacy:
             raise ParameterError(
-                f"Privacy of rows is for method={' or '.join(private_methods('row'))!r}, whose messages are sums over "
-                f'rows; the method is "{method}". Take that, or PartyPrivacy.',
+                f"RowPrivacy needs method={' or '.join(private_methods('row'))!r}, which sends sums over rows; the "
+                f'method is "{method}". Use that method, or PartyPrivacy.',
                 parameter="method",
             )
-        if idle := [name for name in options if name != "init_mode"]:
+        if unsupported := [name for name in options if name != "init_mode"]:
             raise ParameterError(
-                f"{' and '.join(idle)} of {method} has no place in noisy sums over rows: leave it out.",
-                parameter=idle[0],
+                f"{' and '.join(unsupported)} of {method} cannot be combined with RowPrivacy. Remove it.",
+                parameter=unsupported[0],
             )
         if not isinstance(secure_aggregation, bool):
             raise ParameterError(
@@ -472,8 +470,8 @@ def _require_private_method(privacy: Privacy, method: str, secure_aggregation: A
             )
     elif "party" not in methods.method(method).privacy:
         raise ParameterError(
-            "Privacy of parties is for methods in which each sends its own H: "
-            f"{', '.join(private_methods('party'))}; the method is {method!r}. Take one of these, or RowPrivacy with "
+            "PartyPrivacy needs a method in which each party sends H_p: "
+            f"{', '.join(private_methods('party'))}; the method is {method!r}. Use one of these, or RowPrivacy with "
             "method='exact'.",
             parameter="method",
         )
@@ -488,6 +486,6 @@ def _require_private_method(privacy: Privacy, method: str, secure_aggregation: A
 
 
 def party_names(parties: int) -> list[str]:
-    """party-01, party-02, …: names that sort in their order."""
+    """Return default names in sorted order: party-01, party-02, …"""
     digits = max(2, len(str(parties)))
     return [f"party-{i + 1:0{digits}d}" for i in range(parties)]

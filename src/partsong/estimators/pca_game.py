@@ -1,4 +1,4 @@
-"""`partsong.PCAGame`: principal components as the equilibrium of a game, as a scikit-learn estimator."""
+"""`partsong.PCAGame`: principal component analysis as a game (EigenGame), as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -32,56 +32,75 @@ from partsong.solvers.pca_game import EigenGame, Match, PassRow, Played
 from partsong.training.loop import HistoryRow, progress
 
 BATCH_DECAY = 0.03
-"""What `decay` is with minibatches where nothing is said: steps fall as 33/t in the end."""
+"""Default `decay` with minibatches: step sizes eventually fall as 33/t."""
 
 
 class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Principal components by EigenGame: player i owns a unit vector v_i and maximises
+    """Principal component analysis as a game (EigenGame): player i owns a unit vector v_i and maximises
 
     u_i = ⟨v_i, M v_i⟩ − Σ_{l<i} ⟨v_i, M v_l⟩² / ⟨v_l, M v_l⟩,     M = X_cᵀ X_c / n,
 
-    the variance along v_i less what its parents have (Gemp et al., 2020; Alg. 1 of Singh, 2021). X_c is X less the mean
-    of its rows. Dense arrays, CSR, CSC and memory maps are taken, and nothing sparse is made dense.
+    the variance along v_i minus what its parents l < i already explain (Gemp et al., 2020; Alg. 1 of Singh, 2021). X_c
+    is X minus its mean row. Dense arrays, CSR, CSC and memory maps are supported; sparse data are never made dense.
 
     Parameters
     ----------
-    n_components : int or None
-        Players k, at most min(n, d); None takes min(n, d, 20).
-    play : {"sequential", "simultaneous"}
-        Whether a player sees where its parents have just gone, or all answer the profile as it stood.
-    step : "safe" or float
-        "safe" takes for each player the longest step that cannot lower its utility; a number is α, for the mean over
-        rows. A number above 1/λ_max(M) does not converge; the vectors of largest total utility are kept.
-    decay : float or None
-        Steps are divided by 1 + decay · t in move t; None takes 0, and 0.03 with minibatches.
-    batch_size : int or None
-        Rows that a move looks at, between n_components (several times that, better) and n; None takes all.
-    max_iter : int
-        The most passes over the rows.
-    tol : float
-        Stop once ‖∇ u_i‖ ≤ 2 tol u_i for all players: v_i is then within tol λ_i / gap of an eigenvector.
-    center : bool
-        False leaves the mean in: singular vectors of X itself.
-    random_state : int, RandomState or None
-        Same seed, same bytes at a fixed number of threads.
-    verbose : int
-        1 shows progress with an estimate of the time left.
-    dtype : float32, float64 or None
-        The type of results; None keeps that of X. Computations are in float64.
+    n_components : int or None, default=None
+        Number of players k, at most min(n, d); None takes min(n, d, 20).
+    play : {"sequential", "simultaneous"}, default="sequential"
+        Players move one after another and see their parents' new positions, or all at once.
+    step : "safe" or float, default="safe"
+        "safe" takes for each player the longest step that cannot lower its utility. A number is the step size α, for
+        the mean over rows. A number above 1/λ_max(M) does not converge; the vectors of largest total utility are kept.
+    decay : float or None, default=None
+        Steps are divided by 1 + decay · t in move t. None takes 0, and 0.03 with minibatches.
+    batch_size : int or None, default=None
+        Rows per move, between n_components (better: several times that) and n; None takes all.
+    max_iter : int, default=1000
+        Maximum number of passes over the rows.
+    tol : float, default=1e-5
+        Stop when ‖∇ u_i‖ ≤ 2 tol u_i for all players: v_i is then within tol λ_i / gap of an eigenvector.
+    center : bool, default=True
+        Subtract the mean row. False gives singular vectors of X itself.
+    random_state : int, RandomState, Generator or None, default=None
+        Seed. The same seed gives identical results for a fixed number of threads.
+    verbose : int, default=0
+        1 shows progress and the estimated remaining time on standard error.
+    dtype : {"float32", "float64"} or None, default=None
+        Number type of results; None keeps that of X. Computations use float64.
 
     Attributes
     ----------
-    components_ : array (k, d)
-        The v_i, made orthonormal in the order of players (at the equilibrium they are), then sorted by variance; the
-        entry of largest magnitude is positive.
-    explained_variance_, explained_variance_ratio_, singular_values_ : arrays (k,)
-        ‖X_c v_i‖² / (n − 1), its share of ‖X_c‖², and ‖X_c v_i‖.
-    mean_ : array (d,)
-        What is taken from each row; zeros without centring.
-    utilities_ : array (k,)
-        u_i at the end, in the order of players.
-    n_iter_, outcome_, history_, seed_, n_samples_, n_components_ :
-        Passes made, why the game ended, (iteration, seconds, residual, utilities) of each pass, the seed, and sizes.
+    components_ : ndarray of shape (k, d)
+        The v_i, orthonormalized in the order of players (at the equilibrium they already are), then sorted by variance;
+        the entry of largest magnitude is positive.
+    explained_variance_ : ndarray of shape (k,)
+        ‖X_c v_i‖² / (n − 1).
+    explained_variance_ratio_ : ndarray of shape (k,)
+        ‖X_c v_i‖² / ‖X_c‖².
+    singular_values_ : ndarray of shape (k,)
+        ‖X_c v_i‖.
+    mean_ : ndarray of shape (d,)
+        The mean row; zeros if `center=False`.
+    utilities_ : ndarray of shape (k,)
+        Final u_i, in the order of players.
+    n_iter_ : int
+        Number of passes.
+    outcome_ : Outcome
+        Why the game ended.
+    history_ : list of PassRow
+        (iteration, seconds, residual, utilities) of each pass.
+    seed_, n_samples_, n_components_ : int
+        The seed used, the number of rows, and k.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import partsong
+    >>> X = np.random.default_rng(0).random((60, 8))
+    >>> game = partsong.PCAGame(2, random_state=0).fit(X)
+    >>> game.transform(X).shape
+    (60, 2)
     """
 
     def __init__(
@@ -112,16 +131,16 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         self.dtype = dtype
 
     def fit(self, X: Any, y: Any = None) -> PCAGame:
-        """Play until nobody wants to move, or `max_iter` is reached."""
+        """Play until all players have converged, or `max_iter` is reached."""
         self._fit(X)
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
-        """Fit, and return the scores of the same rows."""
+        """Fit and return the scores of the same rows."""
         return self._fit(X)
 
     def transform(self, X: Any) -> np.ndarray:
-        """Scores (X − 1 μᵀ) Vᵀ (n × k)."""
+        """Return scores (X − 1 μᵀ) Vᵀ (n × k)."""
         check_is_fitted(self)
         rows = self._read(X, reset=False)
         with runtime.limit_kernel_threads(runtime.available_threads()):
@@ -129,7 +148,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             return data.times(self.components_.T.astype(np.float64)).astype(self.components_.dtype)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Rows from scores (here called X, as scikit-learn does): X V + 1 μᵀ."""
+        """Return rows X V + 1 μᵀ from scores (called X as in scikit-learn)."""
         check_is_fitted(self)
         return check_weights(X, len(self.components_)) @ self.components_ + self.mean_
 
@@ -144,8 +163,8 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             with progress(self.verbose, match.max_iter, None, f"PCA game of {data.shape[0]} × {data.shape[1]}") as bar:
                 played = match.play(data, _shown(bar, data), lambda: interrupts.count > 0)
             if played.outcome is Outcome.DIVERGED:
-                told = f"The game left the range of floats with step={self.step!r}; the best vectors seen are kept."
-                warnings.warn(f"{told} Take step='safe'.", DivergenceWarning, stacklevel=3)
+                trouble = f"The game diverged with step={self.step!r}. The best vectors so far are kept."
+                warnings.warn(f"{trouble} Use step='safe'.", DivergenceWarning, stacklevel=3)
             scores = self._keep(played, data, float_type(rows.dtype, precision))
         self.seed_ = seed
         return scores
@@ -157,7 +176,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return rows
 
     def _check_settings(self) -> EigenGame:
-        """All that can be refused before any data are looked at."""
+        """Validate all parameters that need no data."""
         for name in ("n_components", "batch_size"):
             if getattr(self, name) is not None:
                 whole_number(name, getattr(self, name), " (or None)")
@@ -167,22 +186,22 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if not isinstance(self.center, bool | np.bool_):
             raise ParameterError(f"center must be True or False; got {self.center!r}.", parameter="center")
         step = None if isinstance(self.step, str) and self.step == "safe" else real_number("step", self.step)
-        silent = 0.0 if self.batch_size is None else BATCH_DECAY
-        return EigenGame(self.play, step, silent if self.decay is None else real_number("decay", self.decay))
+        default_decay = 0.0 if self.batch_size is None else BATCH_DECAY
+        return EigenGame(self.play, step, default_decay if self.decay is None else real_number("decay", self.decay))
 
     def _match(self, game: EigenGame, shape: tuple[int, int], seed: int) -> Match:
         n, d = shape
         rank = min(n, d, DEFAULT_RANK) if self.n_components is None else int(self.n_components)
         if rank > min(n, d):
             raise ParameterError(
-                f"n_components={rank}, but X has {n} rows and {d} columns, and so at most {min(n, d)} components. "
-                f"Ask for n_components ≤ {min(n, d)}.",
+                f"n_components={rank} exceeds min(n, d) = {min(n, d)} of the {n} × {d} matrix X. "
+                f"Use n_components ≤ {min(n, d)}.",
                 parameter="n_components",
             )
         if self.batch_size is not None and not rank <= self.batch_size <= n:
             raise ParameterError(
-                f"batch_size={self.batch_size} must lie between the number of components, {rank}, and that of rows, "
-                f"{n}: fewer rows than components leave some of them nothing to see. None takes all rows.",
+                f"batch_size={self.batch_size} must be between the number of components, {rank}, and the number of "
+                f"rows, {n}. Use None for all rows.",
                 parameter="batch_size",
             )
         batch = None if self.batch_size is None else int(self.batch_size)
@@ -216,7 +235,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
 
 def _shown(bar: Any, data: CenteredMatrix) -> Any:
-    """A pass as the bar shows it, with the error of the projection, √(1 − Σ u_i / tr M)."""
+    """Show a pass in the progress bar, with the projection error √(1 − Σ u_i / tr M)."""
     variance = data.energy / data.shape[0]
 
     def watch(row: PassRow) -> None:

@@ -1,4 +1,4 @@
-"""A fitted estimator to a model file and back: H, names and settings, never W or rows."""
+"""Save and load fitted estimators as model files: H, names and settings, never W or rows."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from partsong.io.model_file import Model, load_model, save_model
 from partsong.solvers.normal_equations import Penalty
 
 LDA = "fedlda"
-"""The method that a federation's server names in its model file of topics that are mixtures."""
+"""Method in model files of federated LDA, whose topics are mixtures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What the file of a loaded model says of its fit: `save` says the same, until the estimator is fitted again."""
+    """Where a loaded model comes from; `save` keeps this until the estimator is refitted."""
 
     settings: dict[str, Any]
     created: str
     versions: dict[str, str]
 
     def merge_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The file's settings; of `settings`, those of the estimator now, only penalties that were changed since.
+        """Return the file's settings, with penalties from `settings` if they were changed since.
 
-        They are part of the model: rows are transformed with them.
+        Penalties are part of the model: `transform` uses them.
         """
         if all(map(math.isclose, penalties_of(self.settings), penalties_of(settings))):
             return self.settings
@@ -40,14 +40,14 @@ class Provenance:
 
 
 def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-    """Write what `partsong fit` would write for the same model; a loaded one keeps what its file says of its fit.
+    """Write a model file as `partsong fit` would; a loaded model keeps the settings of its file.
 
-    Files of models are for least squares: topics of LDA, whose weights are shares, are not written as one.
+    Model files are for least squares models. LDA models, whose weights are topic shares, are refused.
     """
     if getattr(vars(estimator).get("solver_"), "is_mixture", False):
         raise ParameterError(
-            "Weights of LDA are shares of topics and no fit of least squares, which is what a model file is read for. "
-            'Fit texts by FederatedTopicModel(method="fedlda"), whose save and load know them, or keep components_.'
+            "A model file holds a least squares model, but LDA weights are topic shares. Use "
+            'FederatedTopicModel(method="fedlda") and its save and load, or store components_ yourself.'
         )
     names, is_private = getattr(estimator, "feature_names_in_", None), bool(settings.get("privacy_spent"))
     origin: Provenance | None = vars(estimator).get("_origin")
@@ -68,15 +68,15 @@ def save_fitted(estimator: Any, path: str | os.PathLike[str], settings: Mapping[
 
 
 def penalties_to_dict(solver: RowSolver) -> dict[str, Any]:
-    """The penalties of a solver as `NMF.load` reads them: α = l1 + l2 and ρ = l1 / α; H's own ρ where it differs."""
+    """Return penalties of a solver in the form of `NMF.load`: α = l1 + l2, ρ = l1 / α, and H's ρ if it differs."""
     on_W, on_H = getattr(solver, "penalty_W", Penalty()), getattr(solver, "penalty_H", Penalty())
     (alpha_W, ratio_W), (alpha_H, ratio_H) = ((p.l1 + p.l2, p.l1 / (p.l1 + p.l2 or 1.0)) for p in (on_W, on_H))
-    told: dict[str, Any] = {"alpha_w": alpha_W, "alpha_h": alpha_H, "l1_ratio": ratio_W if on_W else ratio_H}
-    return {**told, "l1_ratio_h": ratio_H} if on_W and on_H and ratio_H != ratio_W else told
+    plain: dict[str, Any] = {"alpha_w": alpha_W, "alpha_h": alpha_H, "l1_ratio": ratio_W if on_W else ratio_H}
+    return {**plain, "l1_ratio_h": ratio_H} if on_W and on_H and ratio_H != ratio_W else plain
 
 
 def fitted_attributes(model: Model) -> dict[str, Any]:
-    """Fitted attributes of an estimator; iterations and rows are None where the file does not state them."""
+    """Return fitted attributes from a model; iterations and rows are None if the file lacks them."""
     names, settings = model.feature_names, model.settings
     return {
         "components_": model.components,
@@ -93,11 +93,11 @@ def fitted_attributes(model: Model) -> dict[str, Any]:
 
 
 def load_fitted(path: str | os.PathLike[str]) -> Model:
-    """Read a model file for an estimator; topics of LDA have a file of their own kind."""
+    """Read a model file for an estimator; LDA topics are refused, because they have their own kind of file."""
     model = load_model(path)
     if model.settings.get("method") == LDA:
         raise FormatError(
-            f"{path}: topics of LDA, whose weights are shares and no fit of least squares. Every site has them as "
-            "topics.safetensors, for partsong topics transform and partsong.FederatedTopicModel.load."
+            f"{path}: the file holds LDA topics, not a least squares model. Use topics.safetensors, which every site "
+            "has, with partsong topics transform or partsong.FederatedTopicModel.load."
         )
     return model

@@ -1,4 +1,4 @@
-"""What callers of estimators give, checked: data, factors, ranks, solvers, precision."""
+"""Validation of estimator inputs: data, factors, ranks, solvers, number types."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from partsong.training.loop import StoppingRule
 
 
 def matrix_of(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> Matrix:
-    """X as a matrix that can be factorized (`reset`) or transformed; with missing="ignore" its known cells.
+    """Convert X to a matrix to be factorized (`reset`) or transformed; with missing="ignore", to its known cells.
 
-    Names and width are remembered or compared; `dtype` is the precision to compute in where it is not that of X.
+    Column names and width are stored (`reset`) or compared. `dtype`: number type to compute in, None for that of X.
     """
     if estimator.missing == "ignore":
         return _known_cells(estimator, X, dtype, reset=reset)
@@ -53,12 +53,14 @@ def matrix_of(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> Matrix:
 
 
 def _known_cells(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> ObservedMatrix:
-    """The known cells of X; columns of which nothing is known are told of in a fit."""
+    """The known cells of X; a fit warns of columns without any."""
     rows = numbers_with_gaps(X)
     agree_on_columns(estimator, X, reset=reset)
     cells = observed(rows, dtype)
     if not cells.stored and reset:
-        raise DataError("No cell of X is known. Give at least one number; NaN and what is not stored are unknown.")
+        raise DataError(
+            "X has no known cell: NaN and entries that are not stored are unknown. Provide at least one number."
+        )
     if reset and len(cells.empty_columns):
         so = "it is" if len(cells.empty_columns) == 1 else "they are"
         warn_of_unknown(cells.empty_columns, f"{so} zero in every component", stacklevel=6)
@@ -66,13 +68,13 @@ def _known_cells(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> Observed
 
 
 def warn_of_unknown(columns: np.ndarray, consequence: str, *, stacklevel: int) -> None:
-    """Warn of columns without a known cell, and of what follows from that."""
+    """Warn of columns without a known cell, and of the consequence."""
     shown = first_few(columns[:SHOWN].tolist(), len(columns), "column")
-    warnings.warn(f"Nothing is known of {shown} (counted from 0): {consequence}.", UserWarning, stacklevel=stacklevel)
+    warnings.warn(f"No cell is known in {shown} (counted from 0): {consequence}.", UserWarning, stacklevel=stacklevel)
 
 
 def numbers_with_gaps(X: Any) -> Any:
-    """`numbers_of`, with NaN also where a masked array hides something."""
+    """Like `numbers_of`, with masked array entries as NaN."""
     if not isinstance(X, np.ma.MaskedArray):
         return numbers_of(X)
     kind = X.dtype if X.dtype.kind not in "biu" else np.dtype(np.float64)
@@ -81,12 +83,12 @@ def numbers_with_gaps(X: Any) -> Any:
 
 
 def numbers_of(X: Any) -> Any:
-    """Whatever holds a matrix of numbers as an array, a memory map, CSR or CSC; the values are not looked at."""
+    """Convert X to an array, memory map, CSR or CSC matrix of numbers, without checking values."""
     if isinstance(X, Table):
-        raise DataTypeError("This is a Table; its numbers are in .X and its names beside them: fit(table.X).")
+        raise DataTypeError("X is a Table. Pass its matrix: fit(table.X).")
     if isinstance(X, str | os.PathLike):
         raise UnreadableError(f"{X!r} is text, not a matrix. Read a file first: partsong.read(path).X.")
-    from sklearn.utils.validation import check_array  # takes half a second, which commands need not wait for
+    from sklearn.utils.validation import check_array  # importing takes half a second; commands avoid it
 
     names = column_names(X)
     held = X if column_labels(X) is not None else to_array(X)
@@ -107,11 +109,13 @@ def numbers_of(X: Any) -> Any:
         raise UnreadableError(f"{error} Convert the data to a NumPy array of numbers first.") from error
     for finding in array_errors(rows):
         raise error_from(finding)
-    return held if isinstance(held, np.memmap) else rows  # scikit-learn makes a map a plain view; maps give pages back
+    return (
+        held if isinstance(held, np.memmap) else rows
+    )  # check_array would return a plain view; a memmap releases its pages
 
 
 def columns_of(X: Any) -> dict[str, Any]:
-    """The number of columns, and their names where they have some, as scikit-learn's estimators remember them."""
+    """Return the number of columns and their names, if any, as attributes of scikit-learn estimators."""
     from sklearn.base import BaseEstimator
 
     scratch = BaseEstimator()
@@ -120,7 +124,7 @@ def columns_of(X: Any) -> dict[str, Any]:
 
 
 def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
-    """Remember the names and the number of columns of X (`reset`), or compare them with those of the fit."""
+    """Store the column names and number of columns of X (`reset`), or compare them with those of the fit."""
     from sklearn.utils.validation import validate_data
 
     try:
@@ -132,25 +136,25 @@ def agree_on_columns(estimator: Any, X: Any, *, reset: bool) -> None:
 
 
 def _way_to_width(estimator: Any) -> str:
-    """What to do about another number of columns, where names cannot tell which of them are meant."""
+    """Advice for a wrong number of columns without names."""
     names = getattr(estimator, "feature_names_in_", ())
     known = f": {first_few(map(repr, names[:SHOWN]), len(names), 'column')}" if len(names) else ""
-    return f"Give X the columns of the fit, in the same order{known}."
+    return f"Pass X with the columns of the fit, in the same order{known}."
 
 
 def _way_to_names(estimator: Any, X: Any) -> str:
-    """What to do about names that are not those of the fit, or not in their order."""
+    """Advice for column names that differ from those of the fit, or are in another order."""
     known, here = set(getattr(estimator, "feature_names_in_", ())), set(column_labels(X) or ())
     order = "X[list(model.feature_names_in_)]"
     if known - here:
-        return f"Add the missing columns (zeros, if they were not measured), then take {order}."
+        return f"Add the missing columns (zeros if not measured), then use {order}."
     if here - known:
-        return f"Leave out the columns that the fit did not have: {order}."
-    return f"Put the columns in the order of the fit: {order}. An array without names is taken as it is."
+        return f"Remove the columns that the fit did not have: {order}."
+    return f"Reorder the columns: {order}. An array without names is used in its order."
 
 
 def whole_seed(random_state: Any) -> int:
-    """An integer seed from what scikit-learn calls random_state."""
+    """Return an integer seed from random_state."""
     if random_state is None:
         return fresh_seed()
     if isinstance(random_state, np.random.RandomState):
@@ -166,9 +170,7 @@ def whole_seed(random_state: Any) -> int:
 
 
 def non_negative_tags(tags: Any, *, allow_nan: bool) -> Any:
-    """scikit-learn's tags of a transformer that takes rows without negative numbers, dense or sparse, and keeps their
-    type.
-    """
+    """Set scikit-learn tags: non-negative, dense or sparse input, number type preserved."""
     tags.input_tags.positive_only = True
     tags.input_tags.sparse = True
     tags.input_tags.allow_nan = allow_nan
@@ -180,9 +182,9 @@ _SIDES = {"H": "row per component and one column per feature", "W": "row per sam
 
 
 def check_init_factors(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bool = False) -> InitialFactors:
-    """The factors of init='custom', checked; where X is cast to another type they are as well."""
+    """Validate W and H of init='custom'; if X is cast to another type, so are they."""
     if H is None:
-        raise ParameterError("init='custom' needs H (and optionally W): fit(X, W=…, H=…).", parameter="init")
+        raise ParameterError("init='custom' needs H (and optionally W). Pass them: fit(X, W=…, H=…).", parameter="init")
     n, m = matrix.shape
     dtype = None if is_cast else matrix.dtype
     columns = check_factor("H", H, (rank, m), dtype)
@@ -194,13 +196,13 @@ def check_init_factors(matrix: Matrix, rank: int, W: Any, H: Any, *, is_cast: bo
 
 
 def check_factor(name: str, factor: Any, shape: tuple[int, int], dtype: Any, *, is_start: bool = True) -> np.ndarray:
-    """W or H as a caller gives it: of that shape and type, finite, non-negative; a start is not all zeros."""
+    """Validate W or H: shape, type, finite, non-negative; as a start not all zeros."""
     values = numeric(name, factor)
     if values.shape != shape:
         which = "second" if values.ndim == 2 and values.shape[0] == shape[0] else "first"
         raise ShapeError(
             f"Array with wrong {which} dimension passed to NMF (input {name}): {name} must have shape {shape}; got "
-            f"{values.shape}. Give one {_SIDES[name]}."
+            f"{values.shape}. Pass one {_SIDES[name]}."
         )
     wanted = str(dtype or values.dtype).removeprefix("torch.")
     if getattr(factor, "dtype", None) in (np.float32, np.float64) and values.dtype != np.dtype(wanted):
@@ -209,45 +211,45 @@ def check_factor(name: str, factor: Any, shape: tuple[int, int], dtype: Any, *, 
         )
     _require_none(name, values, ~np.isfinite(values), "finite", "Replace them, for example by small positive numbers.")
     if (values < 0).any():
-        told = _at_positions(values, values < 0)
+        shown_positions = _at_positions(values, values < 0)
         raise ParameterError(
-            f"Negative values in data passed to NMF (input {name}): {name} must be non-negative, and is not at {told}. "
-            f"Clip them: {name}.clip(0)."
+            f"Negative values in data passed to NMF (input {name}): {name} must be non-negative, but is not at "
+            f"{shown_positions}. Clip them: {name}.clip(0)."
         )
     if is_start and not values.any():
         raise ParameterError(
-            f"Array passed to NMF (input {name}) is full of zeros, which update rules cannot leave. "
-            "Give some positive numbers."
+            f"Array passed to NMF (input {name}) is full of zeros, where update rules are stuck. "
+            "Pass some positive numbers."
         )
     return values
 
 
 def _require_none(name: str, values: np.ndarray, wrong: np.ndarray, wanted: str, way_out: str) -> None:
-    """Refuse values by their positions, counted from 0."""
+    """Raise an error that names the positions of wrong values, counted from 0."""
     if wrong.any():
-        raise ParameterError(f"{name} must be {wanted}, and is not at {_at_positions(values, wrong)}. {way_out}")
+        raise ParameterError(f"{name} must be {wanted}, but is not at {_at_positions(values, wrong)}. {way_out}")
 
 
 def _at_positions(values: np.ndarray, wrong: np.ndarray) -> str:
     places = [tuple(map(int, place)) for place in np.argwhere(wrong)]
-    told = [f"({', '.join(map(str, place))}): {values[place]}" for place in places[:SHOWN]]
-    return first_few(told, len(places), "position")
+    shown_positions = [f"({', '.join(map(str, place))}): {values[place]}" for place in places[:SHOWN]]
+    return first_few(shown_positions, len(places), "position")
 
 
 def check_weights(W: Any, rank: int) -> np.ndarray:
-    """Weights (n × k), or those of one row (k), for `inverse_transform`."""
+    """Validate weights (n × k), or those of one row (k), for `inverse_transform`."""
     weights = numeric("W", W)
     if weights.ndim not in (1, 2) or weights.shape[-1] != rank:
         raise ShapeError(
             f"inverse_transform takes weights with {rank} columns, one per component; "
             f"got an array of shape {weights.shape}."
         )
-    _require_none("W", weights, ~np.isfinite(weights), "finite", "Leave out, or fill, the rows with gaps.")
+    _require_none("W", weights, ~np.isfinite(weights), "finite", "Remove the rows with gaps, or impute them.")
     return weights
 
 
 def numeric(name: str, values: Any) -> np.ndarray:
-    """A dense array of numbers."""
+    """Convert to a dense array of numbers."""
     held = to_array(values.toarray() if hasattr(values, "tocsr") else values)
     for finding in cell_errors(held):
         raise UnreadableError(f"{name}: {finding.message} {finding.remedy}")
@@ -259,18 +261,18 @@ def numeric(name: str, values: Any) -> np.ndarray:
 
 
 INITS = (*centralized.INITS, "custom")
-"""Where `NMF` may start."""
+"""Values of `init`."""
 
 MISSING = ("refuse", "ignore")
-"""What NaN, and what a sparse matrix does not store, may mean: an error and zero, or nothing at all."""
+"""Values of `missing`: NaN is an error and unstored entries are zero, or both are unknown."""
 
 DEFAULT_RANK = 20
 GENEROUS_RANK = 1000
-"""Ranks up to this are never called absurd, however small the matrix."""
+"""Ranks up to this are accepted for any matrix."""
 
 
 def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
-    """The rank asked for, or min(n, m, 20); refused where X (n × m) or this machine's memory has no use for it."""
+    """Return the requested rank, or min(n, m, 20); refuse ranks far beyond X (n × m) or this machine's memory."""
     n, m = shape
     if wanted is None:
         return min(n, m, DEFAULT_RANK)
@@ -281,22 +283,22 @@ def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
     rank, memory = int(wanted), physical_memory()
     if rank > GENEROUS_RANK and rank > 10 * min(n, m):
         raise ParameterError(
-            f"n_components={rank} is far more than this {n} × {m} matrix can use: its rank is at most {min(n, m)}. "
-            "Choose a number of components of that order.",
+            f"n_components={rank} is far beyond the largest rank, {min(n, m)}, of this {n} × {m} matrix. "
+            "Use fewer components.",
             parameter="n_components",
         )
     needed = 4 * (n + m) * rank
     if memory is not None and needed > memory:
         raise ParameterError(
-            f"n_components={rank} asks for factors of {(n + m) * rank:.3g} numbers, {needed / 2**30:.3g} GiB even "
-            f"in float32, and this machine has {memory / 2**30:.3g} GiB of memory. Choose fewer components.",
+            f"n_components={rank} needs factors of {(n + m) * rank:.3g} numbers, {needed / 2**30:.3g} GiB even "
+            f"in float32, but this machine has {memory / 2**30:.3g} GiB of memory. Use fewer components.",
             parameter="n_components",
         )
     return rank
 
 
 def physical_memory() -> int | None:
-    """Bytes of memory of this machine, where the system tells."""
+    """Return the bytes of memory of this machine, None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -304,7 +306,7 @@ def physical_memory() -> int | None:
 
 
 def is_game(solver: Any) -> bool:
-    """Whether a solver is a game, by its name or as a value; other solvers do not sweep over cells."""
+    """Whether a solver is a game, given by name or as an object."""
     if isinstance(solver, str | type):
         return isinstance(solver, str) and solver == "game"
     return callable(getattr(solver, "sweep", None))
@@ -313,30 +315,30 @@ def is_game(solver: Any) -> bool:
 def row_solver_of(
     solver: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0
 ) -> SquaredError | ObservedRows:
-    """What fits rows to a model; a game has no penalties, and can do with known cells alone."""
+    """Return the solver that fits rows to a model; a game has no penalties, and can fit known cells only."""
     if not is_game(solver):
         return solver_of(solver, alpha_W, alpha_H, l1_ratio)
     plain = solver_of("cd", alpha_W, alpha_H, l1_ratio)
     if plain.penalty_W or plain.penalty_H:
         raise ParameterError(
-            "A game has no penalties: alpha_W and alpha_H must be 0. Self-play shapes H instead.",
+            "A game has no penalties. Set alpha_W and alpha_H to 0, or use self-play to shape H.",
             parameter="alpha_W",
         )
     return ObservedRows(plain)
 
 
 def require_missing(missing: Any, solver: Any) -> None:
-    """Cells that are not known can be left out by a game only."""
+    """Require a game for missing="ignore"."""
     if one_of("missing", missing, MISSING) == "ignore" and not is_game(solver):
         raise ParameterError(
             f'missing="ignore" is for solver="game", in which unknown cells are not played; the solver is {solver!r}. '
-            "Take that, or fill the gaps.",
+            "Use that, or impute the missing values.",
             parameter="missing",
         )
 
 
 def require_sketch(sketch: Any, ratio: Any) -> None:
-    """A kind of sketch by name, and columns (rows) of a sketch as a share."""
+    """Validate the kind of sketch and its ratio."""
     share = real_number("sketch_ratio", ratio)
     if not 0 < share <= 1:
         raise ParameterError(f"sketch_ratio must be above 0 and at most 1; got {ratio!r}.", parameter="sketch_ratio")
@@ -344,9 +346,9 @@ def require_sketch(sketch: Any, ratio: Any) -> None:
 
 
 def solver_from_settings(settings: Mapping[str, Any]) -> SquaredError:
-    """How rows are fitted to a model, from the settings in its file; penalties that are no numbers count as none.
+    """Return the solver for rows from the settings in a model file; non-numeric penalties count as zero.
 
-    `l1_ratio_h` is H's own share of L1, where it differs from that of W.
+    `l1_ratio_h` is the L1 share of H, if it differs from that of W.
     """
     alpha_W, alpha_H, l1_ratio = penalties_of(settings)
     on_W = solver_of("cd", alpha_W, alpha_H, l1_ratio)
@@ -355,7 +357,7 @@ def solver_from_settings(settings: Mapping[str, Any]) -> SquaredError:
 
 
 def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:
-    """alpha_W, alpha_H and l1_ratio in the settings of a model file."""
+    """Return alpha_W, alpha_H and l1_ratio from the settings of a model file."""
     return (
         _number_from_settings(settings, "alpha_w"),
         _number_from_settings(settings, "alpha_h"),
@@ -369,32 +371,32 @@ def _number_from_settings(settings: Mapping[str, Any], name: str) -> float:
 
 
 def count_from_settings(settings: Mapping[str, Any], name: str, least: int = 1) -> int | None:
-    """A number of things, such as rows, in the settings of a model file; None where it does not tell."""
+    """Return a count, such as rows, from the settings of a model file; None if missing."""
     found = settings.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= least else None
 
 
 def require_squared_error(beta_loss: Any, solver: Any) -> None:
-    """Refuse losses other than "frobenius" (2)."""
+    """Require beta_loss "frobenius" (2)."""
     is_number = isinstance(beta_loss, Real) and not isinstance(beta_loss, bool)
     if beta_loss == "frobenius" if isinstance(beta_loss, str) else is_number and beta_loss == 2:
         return
     raise ParameterError(
         f"Invalid beta_loss parameter: solver {solver!r} does not handle beta_loss = {beta_loss!r}. Use 'frobenius', "
-        "the squared error. Losses for counts, 'kullback-leibler' first, are planned.",
+        "the squared error; 'kullback-leibler' is planned.",
         parameter="beta_loss",
     )
 
 
 def stop_of(tol: Any, time_budget: Any) -> StoppingRule:
-    """When to stop, from numbers."""
+    """Return the stopping rule for validated numbers."""
     return StoppingRule(
         real_number("tol", tol), None if time_budget is None else real_number("time_budget", time_budget)
     )
 
 
 def precision_of(dtype: Any) -> np.dtype[Any] | None:
-    """float32 or float64, or None where the data decide."""
+    """Return float32, float64, or None to keep that of the data."""
     if dtype is None:
         return None
     try:
@@ -407,14 +409,14 @@ def precision_of(dtype: Any) -> np.dtype[Any] | None:
 
 
 def threads_of(n_threads: Any) -> int:
-    """The threads asked for, or all that this process may use."""
+    """Return the requested threads, or all that this process may use."""
     return (
         runtime.available_threads() if n_threads is None else whole_number("n_threads", n_threads, " (None: all cores)")
     )
 
 
 def require_verbosity(verbose: Any) -> None:
-    """0 or False is silent, 1 or True is not."""
+    """Validate verbose: 0 or False is silent, 1 or True shows progress."""
     if not isinstance(verbose, Integral | np.bool_) or verbose < 0:
         raise ParameterError(
             f"verbose must be 0 (silent) or 1 (progress on standard error); got {verbose!r}.", parameter="verbose"
@@ -422,7 +424,7 @@ def require_verbosity(verbose: Any) -> None:
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """One of some words."""
+    """Return value if it is one of the choices, otherwise raise an error."""
     if not isinstance(value, str) or value not in choices:
         renamed = f" {hint(value, choices)}".rstrip() if isinstance(value, str) else ""
         raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.{renamed}", parameter=name)

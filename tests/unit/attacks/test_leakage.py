@@ -422,7 +422,7 @@ def test_masked_sums_made_again_are_those_of_open_uploads():
         total = sum(np.asarray(program.aggregation.lift(upload)["H"]) for upload in open_.uploads.values())
         assert_allclose(masked.total["H"], total, atol=1e-6)
         assert_allclose(masked.models["p1"]["H"], open_.models["p1"]["H"], atol=1e-6)
-    with pytest.raises(ParameterError, match="do not add up"):
+    with pytest.raises(ParameterError, match="do not match this program"):
         replace(run_of(program, rows, 2, SecureSum()), layout=Layout(("p0", "p1", "p2"), M, SEED + 1)).exchanges()
 
 
@@ -461,12 +461,12 @@ def test_noise_has_public_units_and_without_much_of_it_a_row_is_found():
     found = {each: on(findings(run_of(each, rows, 2), truth=rows), "p0") for each in (loud, quiet)}
     assert found[quiet].recovered[0].error < 0.01
     assert not found[loud].found
-    assert "privacy of a row" in found[loud].notes[0]
+    assert "privacy of each row" in found[loud].notes[0]
 
 
 def test_uploads_of_another_program_are_refused():
     run = run_of(build("fedavg", K, local_steps=10), parties(5, 6, 7), 2)
-    with pytest.raises(ParameterError, match="other arrays"):
+    with pytest.raises(ParameterError, match="their arrays differ"):
         findings(replace(run, program=build("exact", K, local_steps=5)))
 
 

@@ -221,7 +221,7 @@ def test_tables_tell_all_methods_and_their_treatment(found):
     assert [line.split()[0] for line in lines[2:]] == ["local", "fedavg", "fnmf", "exact", "pooled"]
     assert "all rows" in lines[-1]
     assert "nothing" in lines[2]
-    for word in ("Rank 3", "seed 1", "3 parties", "compiling is not counted"):
+    for word in ("Rank 3", "seed 1", "3 parties", "without compiling"):
         assert word in " ".join(text.split())
     assert repr(found) == text
     page = found._repr_html_()
@@ -484,7 +484,7 @@ def test_parties_that_cannot_be_used_are_left_out_if_asked_for(federation):
     with pytest.warns(LeftOutWarning, match="left out of this run"):
         found = partsong.compare(bad, 3, names=names, on_party_error="skip", **settings)
     assert list(found.left_out) == names[-2:]
-    assert f"Left out, as their data cannot be used: {', '.join(names[-2:])}." in found.caption
+    assert f"Skipped because of invalid data: {', '.join(names[-2:])}." in found.caption
     expected = partsong.compare(federation, 3, names=names[:-2], **settings)
     assert [row.relative_error for row in found.rows] == [row.relative_error for row in expected.rows]
     with pytest.raises(ParameterError, match="on_party_error"):

@@ -467,7 +467,7 @@ def test_rows_can_be_shared_out_by_label():
         partsong.FederatedNMF(4).fit(X, parties=labels[1:])
     with pytest.raises(ShapeError, match="one matrix"):
         partsong.FederatedNMF(4).fit([X, X], parties=labels)
-    with pytest.raises(ParameterError, match="not both"):
+    with pytest.raises(ParameterError, match="Remove names"):
         partsong.FederatedNMF(4).fit(X, parties=labels, names=["a"])
 
 
@@ -491,7 +491,7 @@ def test_labels_of_parties_are_taken_literally():
     for labels, words in (
         ([1] * 120 + ["1"] * 120, "mix text and numbers"),
         (["a"] * 239 + [None], "row 239"),
-        (["a"] * 239 + [np.nan], r"row 239 are not \(nan\).*Name the party"),
+        (["a"] * 239 + [np.nan], r"row 239 are not \(nan\).*Set a party"),
         (["a"] * 239 + [" "], "row 239"),
         (np.zeros((240, 2)), "rows 0, 1, 2, 3, 4"),
         ("a" * 240, "got str"),
@@ -507,7 +507,7 @@ def test_labels_of_parties_are_taken_literally():
     named = [partsong.FederatedNMF(2, rounds=2).fit(frame, parties=form(["b", "a"] * 120)).parties_ for form in (
         list, tuple, iter, np.array, pandas.Series, pandas.Categorical)]  # fmt: skip
     assert named == [["a", "b"]] * 6
-    with pytest.raises(ShapeError, match="another index"):
+    with pytest.raises(ShapeError, match="indexes of parties and X differ"):
         partsong.FederatedNMF(2).fit(frame, parties=pandas.Series(["a", "b"] * 120, index=frame.index[::-1]))
 
 
@@ -559,7 +559,7 @@ def test_a_mapping_names_the_parties_and_a_generator_is_a_list():
     for wrong, words in (({None: X[0]}, "None"), ({1: X[0], "1": X[1]}, "more than once: 1"), ({}, "at least one")):
         with pytest.raises(ParameterError, match=words):
             partsong.FederatedNMF(3).fit(wrong)
-    with pytest.raises(ParameterError, match="not both"):
+    with pytest.raises(ParameterError, match="Remove names"):
         partsong.FederatedNMF(3).fit({"a": X[0]}, names=["b"])
     with pytest.raises(DataError, match=r"party 'a'.*NaN"):
         partsong.FederatedNMF(3).fit({"a": X[0] * np.nan})
@@ -1037,9 +1037,9 @@ def test_gaps_are_for_games():
 def test_a_party_that_knows_nothing_is_named():
     dense, _, _ = gapped()
     for nothing in (np.full((4, 15), np.nan), sp.csr_array((4, 15))):
-        with pytest.raises(DataError, match="In party 'b': No cell of this party is known"):
+        with pytest.raises(DataError, match="In party 'b': This party has no known cell"):
             partsong.FederatedNMF(3, **GAME).fit([dense[0], nothing], names=["a", "b"])
-    with pytest.warns(LeftOutWarning, match="No cell of this party is known"):
+    with pytest.warns(LeftOutWarning, match="This party has no known cell"):
         model = partsong.FederatedNMF(3, **{**GAME, "rounds": 3}, on_party_error="skip").fit([*dense, nothing])
     assert model.n_parties_ == 3
     for value, why in ((-1.0, "Negative"), (np.inf, "Infinite")):
@@ -1062,7 +1062,7 @@ def test_columns_that_no_party_knows_are_told():
     assert told[0].filename == __file__
     for part in dense:
         part[:, 7] = np.nan
-    with pytest.warns(UserWarning, match=r"of columns 2, 7 \(counted from 0\): what the model says of them means"):
+    with pytest.warns(UserWarning, match=r"of columns 2, 7 \(counted from 0\): the model's values for them are"):
         partsong.FederatedNMF(3, **settings).fit(dense)
 
 

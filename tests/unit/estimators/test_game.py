@@ -177,7 +177,7 @@ def test_rows_and_columns_of_which_nothing_is_known():
     assert not alone.any()
     assert not sparse.any()
     for nothing in (np.full((4, 3), np.nan), sp.csr_array((4, 3))):
-        with pytest.raises(DataError, match="No cell of X is known"):
+        with pytest.raises(DataError, match="X has no known cell"):
             model_of(missing="ignore").fit(nothing)
 
 

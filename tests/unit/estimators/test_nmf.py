@@ -793,7 +793,9 @@ def test_another_width_is_told_with_the_way_out():
     pandas = pytest.importorskip("pandas")
     X = planted()
     plain = partsong.NMF(2, max_iter=2).fit(X)
-    with pytest.raises(ShapeError, match=r"X has 5 features, but NMF is expecting 20 .*Give X the columns of the fit"):
+    with pytest.raises(
+        ShapeError, match=r"X has 5 features, but NMF is expecting 20 .*Pass X with the columns of the fit"
+    ):
         plain.transform(X[:, :5])
     frame = pandas.DataFrame(X, columns=[f"g{i}" for i in range(20)])
     named = partsong.NMF(2, max_iter=2).fit(frame)
@@ -804,7 +806,7 @@ def test_another_width_is_told_with_the_way_out():
         named.transform(X[:, :5])
     with pytest.raises(FeatureError, match=r"(?s)- g7\n.*Add the missing columns .*model\.feature_names_in_"):
         named.transform(frame.drop(columns="g7").assign(new=1.0))
-    with pytest.raises(FeatureError, match=r"(?s)- new\n.*Leave out the columns"):
+    with pytest.raises(FeatureError, match=r"(?s)- new\n.*Remove the columns"):
         named.transform(frame.assign(new=1.0))
     with pytest.raises(FeatureError, match=r"Put the columns in the order of the fit: X\[list"):
         named.transform(frame[frame.columns[::-1]])

@@ -196,7 +196,7 @@ def test_a_step_too_long_keeps_the_best_vectors(play, batch_size, too_long):
 
 
 def test_numbers_that_leave_the_range_of_floats_are_told():
-    with pytest.warns(DivergenceWarning, match="Take step='safe'"):
+    with pytest.warns(DivergenceWarning, match="Use step='safe'"):
         model = partsong.PCAGame(3, step=1e307, random_state=0).fit(1e5 * planted())
     assert model.outcome_ is Outcome.DIVERGED
     assert np.isfinite(model.components_).all()

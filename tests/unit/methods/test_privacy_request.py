@@ -260,7 +260,7 @@ class TestNothingElseLeaves:
 class TestRefused:
     @pytest.mark.parametrize("method", [m for m in METHODS if m not in SENDS_H])
     def test_parties_where_something_else_than_h_is_sent(self, parts, method):
-        with pytest.raises(ParameterError, match="sends its own H"):
+        with pytest.raises(ParameterError, match="each party sends H_p"):
             fitted(parts, PARTIES, method=method)
 
     @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])

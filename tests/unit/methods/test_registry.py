@@ -213,7 +213,7 @@ def test_options_reach_the_program_through_the_estimator_and_survive_a_clone_and
             {"method": "then-exact", "method_options": {"first": "fedavg", "first_rounds": 1, "strength": 1}},
             'strength is for .*the method is "then-exact" with first = "fedavg"',
         ),
-        ({"method": methods.build("fedavg", 2), "method_options": {"weighted": False}}, "part of a Program"),
+        ({"method": methods.build("fedavg", 2), "method_options": {"weighted": False}}, "combined with a Program"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(settings, match):
