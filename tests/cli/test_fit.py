@@ -209,7 +209,7 @@ def test_usage_errors(invoke, data_npy, words):
         (["-o", "m.safetensors", "--checkpoint", "none/c"], "no folder"),
         (["-o", "m.safetensors", "--run-folder", "data.npy"], "is a file"),
         (["-o", "m.safetensors", "--run-folder", "a/b/c"], "no folder"),
-        (["-o", "m.safetensors", "-k", 10**6], "--components 1000000 is far beyond"),
+        (["-o", "m.safetensors", "-k", 10**6], "--components 1000000 is far too large"),
         (["-o", "m.safetensors", "--resume", "none.ckpt"], "no such file"),
         (["-o", "m.safetensors", "--resume", "data.npy"], "data.npy"),
     ],

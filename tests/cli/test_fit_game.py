@@ -296,7 +296,7 @@ class TestKnownCells:
         X[:, 4] = np.nan
         np.save("x.npy", X)
         done = invoke("fit", "x.npy", *self.FIT, "--missing", "ignore", "-o", "m.safetensors")
-        assert "Nothing is known of column 4 (counted from 0): it is zero in every component" in done.stderr
+        assert "No cell is known in column 4 (counted from 0): it is zero in every component" in done.stderr
         assert not partsong.load_model("m.safetensors").components[:, 4].any()
 
     def test_transform_does_as_the_fit_did(self, told, invoke, gaps, tmp_path):

@@ -247,7 +247,7 @@ class TestTrouble:
         words = [*FIT, "--missing", "ignore", "--engine", "mpi", "-o", "m.safetensors"]
         done = mpiexec(2, data, "fit", "gaps.npy", *words)
         assert done.returncode == 0, done.stderr
-        assert "Nothing is known of column 7" in done.stderr
+        assert "No cell is known in column 7" in done.stderr
         np.save(data / "nothing.npy", np.full_like(X, np.nan))
         done = mpiexec(2, data, "fit", "nothing.npy", *words)
         assert done.returncode != 0

@@ -235,7 +235,7 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "asyn-sd", "rho": 0}, "rho must be a number above 0"),
         ({"method": "asyn-sd", "rho": float("inf")}, "rho must be a number above 0"),
         ({"method": "asyn-sd", "rho": True}, "rho must be a number"),
-        ({"method": "asyn-sd", "rho": 1.0, "secure_aggregation": True}, "masks need several"),
+        ({"method": "asyn-sd", "rho": 1.0, "secure_aggregation": True}, "cannot use secure aggregation"),
         ({"method": "syn-ssd-u", "sketch": "gauss"}, "Did you mean 'gaussian'"),
         ({"method": "syn-ssd-u", "sketch_ratio": 1.5}, "sketch_ratio must be above 0 and at most 1"),
         (
@@ -267,7 +267,7 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "game-consensus", "privacy": {"unit": "party", "epsilon": 1}}, "PartyPrivacy needs"),
         (
             {"method": "then-exact", "first": "fedavg", "first_rounds": 1, "privacy": {"unit": "party", "epsilon": 1}},
-            "is for",
+            "PartyPrivacy needs",
         ),
         (
             {"method": "secure-dsanls", "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},
@@ -275,7 +275,7 @@ def test_methods_without_such_keys_are_told_as_before():
         ),
         (
             {"method": "exact", "accelerate": True, "privacy": {"unit": "row", "epsilon": 1, "row_bound": 1}},
-            "accelerate of exact has no place in noisy sums",
+            "accelerate of exact cannot be combined with RowPrivacy",
         ),
     ],
 )

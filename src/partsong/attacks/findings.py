@@ -33,8 +33,8 @@ NO_GUARANTEE = "Other attacks may find more."
 class Observer(enum.StrEnum):
     """Who can run an attack, in words."""
 
-    SERVER = "whoever reads the server's inbox"
-    SUMS = "whoever knows the sums, masked or not,"
+    SERVER = "a reader of the server's inbox"
+    SUMS = "a reader of the sums, masked or not,"
     OTHERS = "all other parties together, if they have the sum from the server or from its broadcast,"
 
 

@@ -101,7 +101,7 @@ def _run(options: FitOptions, given: Collection[str], network: Engine, communica
         random_state=options.seed,
         overwrite=options.overwrite,
         reading=wanted,
-        look=look,
+        inspect=look,
         note=FINISHING_ALL,
     )
     if options.weights is not None and fit.W is not None:

@@ -279,7 +279,9 @@ def _labels(matrices: Any, names: Any) -> list[str]:
     if len(matrices) == 0:
         raise ParameterError("X is an empty list. Pass at least one matrix.")
     if isinstance(names, str | Set) or not (names is None or isinstance(names, Iterable)):
-        raise ParameterError(f"names must be a list with one name per party; got {names!r}.", parameter="names")
+        raise ParameterError(
+            f"names must be a list with one name per party, in their order; got {names!r}.", parameter="names"
+        )
     labels = list(names) if names is not None else party_names(len(matrices))
     if len(labels) != len(matrices):
         raise ParameterError(
@@ -431,7 +433,7 @@ def require_privacy(
         )
     if secure_aggregation and isinstance(method, str) and methods.method(method).traits.asynchronous:
         raise ParameterError(
-            f'"{method}" hears one party at a time, and masks need several. Take "syn-sd".',
+            f'method={method!r} is asynchronous and cannot use secure aggregation. Use method="syn-sd".',
             parameter="secure_aggregation",
         )
     if privacy is None:

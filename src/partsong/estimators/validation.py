@@ -283,7 +283,7 @@ def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
     rank, memory = int(wanted), physical_memory()
     if rank > GENEROUS_RANK and rank > 10 * min(n, m):
         raise ParameterError(
-            f"n_components={rank} is far beyond the largest rank, {min(n, m)}, of this {n} × {m} matrix. "
+            f"n_components={rank} is far too large for this {n} × {m} matrix, whose rank is at most {min(n, m)}. "
             "Use fewer components.",
             parameter="n_components",
         )

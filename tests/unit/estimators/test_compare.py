@@ -246,7 +246,7 @@ def test_hostile_names_of_parties_stay_text(federation, tmp_path):
         ({"methods": ()}, ParameterError, "list of names"),
         ({"methods": "fnmf"}, ParameterError, "list of names"),
         ({"methods": ("fnmf", "magic")}, ParameterError, "magic"),
-        ({"methods": ("fnmf", "fnmf")}, ParameterError, "once"),
+        ({"methods": ("fnmf", "fnmf")}, ParameterError, "unique"),
         ({"rounds": 0}, ParameterError, "rounds"),
         ({"rounds": {"fnmf": 0}}, ParameterError, "fnmf"),
         ({"rounds": {"fedprox": 3}}, ParameterError, "fedprox"),
@@ -257,7 +257,7 @@ def test_hostile_names_of_parties_stay_text(federation, tmp_path):
         ({"dtype": "int8"}, ParameterError, "dtype"),
         ({"verbose": -1}, ParameterError, "verbose"),
         ({"names": ["a"]}, ParameterError, "names"),
-        ({"X": []}, ParameterError, "at least one party"),
+        ({"X": []}, ParameterError, "at least one matrix"),
         ({"X": np.ones((3, 2))}, ShapeError, "list"),
         ({"X": [np.ones((3, 2)), np.ones((3, 4))]}, CompositionError, "party-02"),
         ({"X": [np.ones((3, 2)), np.full((3, 2), np.nan)]}, DataError, "party-02"),
@@ -373,7 +373,7 @@ def test_a_first_interrupt_keeps_what_is_there_and_says_what_is_not(federation, 
     assert whole.is_complete
     assert not whole.missing
     assert {line.outcome for line in whole.rows} == {Outcome.MAX_ROUNDS}
-    with signals_in(monkeypatch, "fedavg"), pytest.warns(IncompleteWarning, match="fedavg.*not begun: fnmf, pooled"):
+    with signals_in(monkeypatch, "fedavg"), pytest.warns(IncompleteWarning, match="fedavg.*not started: fnmf, pooled"):
         part = partsong.compare(federation, 3, methods, rounds=6, random_state=0)
     assert not part.is_complete
     assert part.missing == ("fnmf", "pooled")
@@ -385,7 +385,7 @@ def test_a_first_interrupt_keeps_what_is_there_and_says_what_is_not(federation, 
     page = part.save_report(tmp_path / "r.html").read_text(encoding="utf-8")
     for told in (str(part), part._repr_html_(), page):
         assert "interrupted" in told
-        assert "not begun: fnmf, pooled" in " ".join(told.split())
+        assert "not started: fnmf, pooled" in " ".join(told.split())
 
 
 def test_an_interrupt_in_the_last_round_breaks_nothing_off(federation, monkeypatch):
@@ -427,7 +427,7 @@ def test_parties_alone_tell_the_steps_that_they_really_made(federation, monkeypa
         return run(fit, interrupts=interrupts, **more)
 
     monkeypatch.setattr(compare_alone, "run", interrupted)
-    with pytest.warns(IncompleteWarning, match="local.*not begun: exact"):
+    with pytest.warns(IncompleteWarning, match="local.*not started: exact"):
         found = partsong.compare(federation, 3, ["local", "exact"], names=list("abc"), rounds=50, random_state=0)
     assert found.rows[0].outcome is Outcome.INTERRUPTED
     assert found.rows[0].local_steps == 1
@@ -455,8 +455,8 @@ def test_an_interrupted_command_says_so_by_its_code_and_in_words(parts, monkeypa
     ]
     assert told["methods"][1]["rounds"] == 3
     assert (told["is_complete"], told["missing"]) == (False, ["fnmf", "exact", "pooled"])
-    assert "not begun: fnmf, exact, pooled" in done.stderr
-    assert "not begun: fnmf, exact, pooled" in plain.stderr
+    assert "not started: fnmf, exact, pooled" in done.stderr
+    assert "not started: fnmf, exact, pooled" in plain.stderr
     assert "interrupted" in plain.stdout
 
 

@@ -165,7 +165,7 @@ def test_rows_and_columns_of_which_nothing_is_known():
     X = np.where(holes((30, 12)), np.nan, planted(30, 12))
     X[4], X[:, [2, 7]] = np.nan, np.nan
     model = model_of(missing="ignore")
-    with pytest.warns(UserWarning, match="Nothing is known of columns 2, 7"):
+    with pytest.warns(UserWarning, match="No cell is known in columns 2, 7"):
         W = model.fit_transform(X)
     assert not W[4].any()
     assert not model.components_[:, [2, 7]].any()

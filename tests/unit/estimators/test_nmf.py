@@ -808,7 +808,7 @@ def test_another_width_is_told_with_the_way_out():
         named.transform(frame.drop(columns="g7").assign(new=1.0))
     with pytest.raises(FeatureError, match=r"(?s)- new\n.*Remove the columns"):
         named.transform(frame.assign(new=1.0))
-    with pytest.raises(FeatureError, match=r"Put the columns in the order of the fit: X\[list"):
+    with pytest.raises(FeatureError, match=r"Reorder the columns: X\[list"):
         named.transform(frame[frame.columns[::-1]])
     mixed = frame.assign(new=1.0)[["new", *frame.columns[::-1]]]
     assert_allclose(named.transform(mixed[list(named.feature_names_in_)]), named.transform(frame), rtol=1e-9)

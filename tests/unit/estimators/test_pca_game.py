@@ -291,7 +291,7 @@ def test_zeros_without_centring_are_refused_and_equal_rows_taken():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"n_components": 31}, "at most 30"),
+        ({"n_components": 31}, "= 30 of the"),
         ({"n_components": 0}, "n_components"),
         ({"n_components": 2.0}, "n_components"),
         ({"batch_size": 121}, "batch_size=121"),
