@@ -252,7 +252,7 @@ def test_one_tensor_among_arrays_is_left_out_and_two_kinds_of_as_many_are_not_to
     torch = pytest.importorskip("torch")
     X = dict(zip("abcd", parts(), strict=True))
     odd = {**X, "b": torch.from_numpy(X["b"])}
-    with pytest.warns(LeftOutWarning, match=r"'b' is left out .* torch on cpu, and most with NumPy"):
+    with pytest.warns(LeftOutWarning, match=r"'b' is left out .* torch on cpu, but most have data for NumPy"):
         model = partsong.FederatedNMF(3, on_party_error="skip", **SETTINGS).fit(odd)
     assert model.parties_ == ["a", "c", "d"]
     with pytest.raises(CompositionError, match="use one library and device"):
