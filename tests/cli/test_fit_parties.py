@@ -442,7 +442,7 @@ def test_accounts_are_not_overwritten(invoke, parts):
         (["--delta", 1e-6], "needs --epsilon"),
         (["--mask-bound", 1e6], "needs --secure-aggregation"),
         ([*ROW, "--secure-aggregation", "--mask-bound", 1e6], "follows from --epsilon"),
-        (["--secure-aggregation", "--method", "asyn-sd"], "one party at a time"),
+        (["--secure-aggregation", "--method", "asyn-sd"], "is asynchronous and cannot use secure aggregation"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_read(invoke, parts, options, words):

@@ -283,7 +283,7 @@ def test_a_server_s_file_of_topics_that_are_mixtures_is_not_read_as_least_square
     H = np.full((2, 3), 1 / 3)
     save_model(tmp_path / "model.safetensors", Model(H, None, {"method": "fedlda"}, 0, None, None, now(), {}))
     for kind in (partsong.NMF, partsong.FederatedNMF):
-        with pytest.raises(FormatError, match=r"topics of LDA.*topics.safetensors"):
+        with pytest.raises(FormatError, match=r"LDA topics.*topics.safetensors"):
             kind.load(tmp_path / "model.safetensors")
 
 

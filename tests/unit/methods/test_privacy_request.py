@@ -383,7 +383,7 @@ class TestMasks:
     def test_what_is_no_sum_cannot_be_masked(self, parts):
         with pytest.raises(CompositionError, match="individual uploads"):
             fitted(parts, None, method="fnmf-local", secure_aggregation=True, local_steps=2)
-        with pytest.raises(ParameterError, match="one party at a time"):
+        with pytest.raises(ParameterError, match="is asynchronous and cannot use secure aggregation"):
             fitted(parts, None, method="asyn-sd", secure_aggregation=True)
         with pytest.raises(ParameterError, match="secure_aggregation must be"):
             fitted(parts, None, secure_aggregation="yes")
@@ -426,7 +426,7 @@ class TestKeeping:
         fitted(parts, PARTIES, method="fedavg", rounds=1).save(tmp_path / "a.safetensors")
         stored = load_model(tmp_path / "a.safetensors")
         save_model(tmp_path / "b.safetensors", replace(stored, settings={**stored.settings, **told}))
-        with pytest.raises(FormatError, match="Fit again"):
+        with pytest.raises(FormatError, match="Fit the model again"):
             FederatedNMF.load(tmp_path / "b.safetensors")
 
     def test_a_loaded_model_tells_what_it_has_cost(self, parts, tmp_path):

@@ -201,9 +201,12 @@ def test_options_reach_the_program_through_the_estimator_and_survive_a_clone_and
         ({"method": "fedavg", "method_options": {"rho": 2}}, "rho is for asyn-sd, asyn-ssd-v; the method is 'fedavg'"),
         ({"method": "fedavg", "method_options": {"weighted": 1}}, "weighted must be true or false"),
         ({"method": "fedavg", "method_options": "weighted"}, "method_options must be a mapping"),
-        ({"method": "fedavg", "local_steps": 3, "method_options": {"local_steps": 4}}, "local_steps: give it once"),
-        ({"method": "dsanls"}, "is for ranks; between parties there are"),
-        ({"method": "fednmf"}, "is for texts; between parties there are"),
+        (
+            {"method": "fedavg", "local_steps": 3, "method_options": {"local_steps": 4}},
+            "local_steps is also in method_options",
+        ),
+        ({"method": "dsanls"}, "is for ranks, not for parties"),
+        ({"method": "fednmf"}, "is for texts, not for parties"),
         ({"method": "then-exact"}, "needs first and first_rounds"),
         (
             {"method": "then-exact", "rounds": 3, "method_options": {"first": "fedavg", "first_rounds": 3}},
