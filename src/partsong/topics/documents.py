@@ -1,4 +1,4 @@
-"""Documents from files and lists; no error tells a word of them: places are rows, lines, bytes and columns."""
+"""Read documents from files and lists. Errors show rows, lines, bytes and columns, never words of a text."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from partsong.io.opening import is_gzipped, open_bytes, open_text, resolve_path
 
 CHUNK = 1 << 20
 OF_TEXTS = (
-    "Save it as UTF-8, or name its encoding: cp1252 or latin-1 for files of Western Windows programs, utf-16 "
-    "where that was chosen."
+    "Save it as UTF-8, or pass its encoding: for example cp1252 or latin-1 for files of Western Windows programs, or "
+    "utf-16."
 )
-OF_LISTS = "Save it as UTF-8: lists of words are always read so, in whatever encoding the texts are."
-"""Ways out."""
+OF_LISTS = "Save it as UTF-8: word lists must be UTF-8, whatever the encoding of the texts."
+"""Advice in errors of encoding."""
 
 KINDS = ".csv, .tsv, .jsonl or .txt (each also as .gz), or a folder of .txt files"
 
 
 def codec_named(encoding: str) -> str:
-    """The codec of a name, with a byte order mark taken off UTF-8."""
+    """Return the codec of a name; UTF-8 accepts a byte order mark."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         name = codecs.lookup(encoding).name
     except (LookupError, TypeError, ValueError):
         raise ParameterError(
-            f"There is no text encoding {encoding!r}. Names are those of Python: utf-8, latin-1, cp1252, utf-16.",
+            f"Unknown text encoding {encoding!r}. Use a Python codec name such as utf-8, latin-1, cp1252 or utf-16.",
             parameter="encoding",
         ) from None
     return "utf-8-sig" if name == "utf-8" else name
 
 
 def encoding_fault(place: Path, encoding: str, way_out: str) -> str:
-    """Where the bytes of a file are first not those of the encoding, and the way out."""
+    """Return the message for a file that does not have the encoding, with the first invalid position."""
     decoder, start = codecs.getincrementaldecoder(encoding)(), 0
     at, name = 0, "utf-8" if encoding == "utf-8-sig" else encoding
     with open_bytes(place) as stream:
@@ -57,20 +57,20 @@ def encoding_fault(place: Path, encoding: str, way_out: str) -> str:
             if not chunk:
                 break
             start += len(chunk)
-    return f"{place}: its bytes are not {name} text, first at byte position {at}. {way_out}"
+    return f"{place}: not {name} text; the first invalid byte is at position {at}. {way_out}"
 
 
 def read_documents(path: str | os.PathLike[str], *, column: str = "text", encoding: str = "utf-8") -> list[str]:
-    """One document per row (.csv, .tsv: `column`), line (.jsonl: field `column`; .txt) or file of a folder, by name.
+    """Read one document per row (.csv, .tsv: `column`), line (.jsonl: field `column`; .txt) or file of a folder.
 
-    Rows without text are documents without words, and are kept; so is a blank line of a table with one column, unless
-    only blank lines follow. UTF-8 may start with a byte order mark.
+    Rows without text are kept as empty documents; so are blank lines of a table with one column, except at the end.
+    Files of a folder are read in order of their names. UTF-8 may start with a byte order mark.
     """
     return _read(resolve_path(path), codec_named(encoding), column, OF_TEXTS)
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a list of words, or what else `read_documents` reads; always UTF-8, whatever the texts are in."""
+    """Read a list of words from any file that `read_documents` reads; always UTF-8."""
     return _read(resolve_path(path), codec_named("utf-8"), "text", OF_LISTS)
 
 
@@ -79,7 +79,7 @@ def _read(place: Path, known: str, column: str, way_out: str) -> list[str]:
         return _some([_whole(file, known, way_out) for file in _files_in(place)], place)
     read = _READERS.get(_ending(place))
     if read is None:
-        raise FormatError(f"{place}: documents are read from {KINDS}. Convert the file, or pass a list of texts.")
+        raise FormatError(f"{place}: documents can be read from {KINDS}. Convert the file, or pass a list of texts.")
     found: list[str] = []
     trouble = _attempt(place, known, lambda stream: found.extend(read(place, stream, column)), way_out)
     if trouble is not None:
@@ -88,12 +88,12 @@ def _read(place: Path, known: str, column: str, way_out: str) -> list[str]:
 
 
 def as_documents(texts: Iterable[Any]) -> list[str]:
-    """A list of texts from any ordered collection of them; None, NaN and pandas' NA are documents without words."""
+    """Return a list of texts from an ordered collection; None, NaN and pandas' NA become empty documents."""
     is_table = len(getattr(texts, "shape", (0,))) != 1
     if isinstance(texts, str | bytes | Mapping | Set) or is_table or not isinstance(texts, Iterable):
         raise DataTypeError(
-            f"Documents are a list of texts, not {type(texts).__name__}. Of one text, pass a list with it; of a table, "
-            "one column; of a file, what read_documents gives."
+            f"Documents must be a list of texts, not {type(texts).__name__}. Pass a list, one column of a table, or "
+            "the result of read_documents."
         )
     documents = [_as_document(position, text) for position, text in enumerate(texts)]
     if not documents:
@@ -107,18 +107,18 @@ def _as_document(position: int, text: Any) -> str:
     if _is_missing(text):
         return ""
     raise DataTypeError(
-        f"Document {position} (counted from 0) is {type(text).__name__}, not text. Pass str, or decode it first."
+        f"Document {position} (counted from 0) is {type(text).__name__}, not text. Pass str; decode bytes first."
     )
 
 
 def _is_missing(text: Any) -> bool:
-    """What tables have in place of a text: None, NaN, or pandas' NA, which is asked for without pandas."""
+    """Whether a cell is a missing text: None, NaN, or pandas' NA (tested without importing pandas)."""
     return text is None or (isinstance(text, float) and math.isnan(text)) or type(text).__name__ == "NAType"
 
 
 def _some(documents: list[str], place: Path) -> list[str]:
     if not documents:
-        raise DataError(f"{place}: there are no documents in it. Check the path, and that the file is complete.")
+        raise DataError(f"{place}: contains no documents. Check the path, and that the file is complete.")
     return documents
 
 
@@ -127,7 +127,7 @@ def _ending(place: Path) -> str:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Files by name; a link that leads nowhere is one that cannot be read."""
+    """The .txt files of a folder by name; broken links are included and fail when read."""
     return sorted(
         (file for file in folder.iterdir() if not file.is_dir() and _ending(file) == ".txt"), key=lambda file: file.name
     )
@@ -142,20 +142,20 @@ def _whole(file: Path, encoding: str, way_out: str) -> str:
 
 
 def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None], way_out: str) -> Exception | None:
-    """The error to raise, made of places alone; it is raised elsewhere, so that what failed does not hang on to it."""
+    """Return the error to raise, with positions only; raised by the caller, so that no traceback holds the text."""
     try:
         with open_text(place, newline="", encoding=encoding) as stream:
             read(stream)
     except FormatError as error:
-        error.__context__ = None  # which may hold the text that could not be parsed
+        error.__context__ = None  # may contain the text that could not be parsed
         return error.with_traceback(None)
     except FileNotFoundError:
-        return FileError(f"{place}: there is no such file. Check the path; relative ones start at the working folder.")
+        return FileError(f"{place}: file not found. Check the path; relative paths start at the working folder.")
     except UnicodeError:
         return FormatError(encoding_fault(place, encoding, way_out))
     except (OSError, EOFError) as error:
-        reason = "its packing is damaged or cut short" if is_gzipped(place) else type(error).__name__
-        return FileError(f"{place}: it cannot be read ({reason}). Check that it is complete and may be read.")
+        reason = "its compression is damaged or truncated" if is_gzipped(place) else type(error).__name__
+        return FileError(f"{place}: cannot be read ({reason}). Check that it is complete and readable.")
     return None
 
 
@@ -178,7 +178,7 @@ def _from_delimited(place: Path, stream: IO[str], column: str) -> Iterator[str]:
             n_blank += width == 1
         elif len(row) != width:
             raise FormatError(
-                f"{place}: the row that ends at line {rows.line_num} has {len(row)} fields, and the first line "
+                f"{place}: the row that ends at line {rows.line_num} has {len(row)} fields, but the first line "
                 f"has {width}. Put texts with delimiters or line breaks in double quotes."
             )
         else:
@@ -186,7 +186,7 @@ def _from_delimited(place: Path, stream: IO[str], column: str) -> Iterator[str]:
             yield row[at]
             n_blank = 0
     if at < 0:
-        raise FormatError(f"{place}: it is empty; its first line has to name the columns.")
+        raise FormatError(f"{place}: the file is empty. Its first line must name the columns.")
 
 
 def _place_of_column(place: Path, header: list[str], column: str) -> int:
@@ -194,20 +194,20 @@ def _place_of_column(place: Path, header: list[str], column: str) -> int:
     if titles.count(column) == 1:
         return titles.index(column)
     found = "more than once" if column in titles else "not"
-    apart = f" Set columns apart by {DELIMITER_NAMES[delimiter_of(place)]}." if len(titles) == 1 else ""
+    apart = f" Separate columns by {DELIMITER_NAMES[delimiter_of(place)]}." if len(titles) == 1 else ""
     hint = apart if column in titles else _near_to(column, titles) or apart
     raise FormatError(
-        f"{place}: the column {column!r} is {found} among the {len(titles)} titles of its first line. Name the column "
-        f"with the texts, and let the first line name the columns.{hint}",
+        f"{place}: the column {column!r} is {found} among the {len(titles)} titles of its first line. Pass the column "
+        f"with the texts; the first line must name the columns.{hint}",
         parameter="column",
     )
 
 
 def _near_to(column: str, names: Iterable[str]) -> str:
-    """What to say where a name is there but for upper and lower case; it may be text, and is not told."""
+    """Hint if a name differs only in case; the name itself may be text and is not shown."""
     if all(name.casefold() != str(column).casefold() for name in names):
         return ""
-    return " A name that differs from it in upper and lower case alone is there: write it as the file does."
+    return " A name that differs only in case exists. Use the spelling of the file."
 
 
 def _from_lines_of_json(place: Path, stream: IO[str], column: str) -> Iterator[str]:
@@ -220,13 +220,15 @@ def _from_lines_of_json(place: Path, stream: IO[str], column: str) -> Iterator[s
             raise FormatError(f"{place}: line {number} is not JSON. Write one object per line.") from None
         if not isinstance(entry, dict) or column not in entry:
             raise FormatError(
-                f"{place}: line {number} has no field {column!r}. Name the field with the texts."
+                f"{place}: line {number} has no field {column!r}. Pass the field with the texts."
                 f"{_near_to(column, entry if isinstance(entry, dict) else ())}",
                 parameter="column",
             )
         text = entry[column]
         if not isinstance(text, str) and not _is_missing(text):
-            raise FormatError(f"{place}: line {number}, field {column!r} is {type(text).__name__}, not text.")
+            raise FormatError(
+                f"{place}: line {number}, field {column!r} is {type(text).__name__}, not text. Correct the file."
+            )
         yield text if isinstance(text, str) else ""
 
 

@@ -1,4 +1,4 @@
-"""`partsong.TopicModel` and `partsong.FederatedTopicModel`: topics of texts, pooled or spread over parties."""
+"""`partsong.TopicModel` and `partsong.FederatedTopicModel`: topic models of pooled or federated texts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ from partsong.training.loop import HistoryRow, StoppingRule, progress
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the parameters of a model ask for."""
+    """The checked parameters of a model."""
 
     stop: StoppingRule
     words: Words
@@ -95,7 +95,7 @@ class Plan:
 
 
 class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """What both models of topics share: parameters, the way they are fitted, and what a fitted model can do."""
+    """Base class of both topic models: parameters, fitting, and the methods of a fitted model."""
 
     _methods: ClassVar[tuple[str, ...]]
     _word_options: ClassVar[tuple[str, ...]]
@@ -111,13 +111,13 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     n_topics_: int
 
     def _store(self, arguments: Mapping[str, Any]) -> None:
-        """Keep the arguments of the constructor under their own names, as scikit-learn expects."""
+        """Store constructor arguments under their own names, as scikit-learn expects."""
         for name in self._get_param_names():
             setattr(self, name, arguments[name])
 
     @abstractmethod
     def _texts(self, texts: Any) -> dict[str, list[str]]:
-        """Documents by party, checked."""
+        """Return checked documents by party."""
 
     @abstractmethod
     def _most_rounds(self) -> int | None: ...
@@ -126,7 +126,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self.vocabulary
 
     def check_settings(self) -> Plan:
-        """Refuse all that can be refused without texts; return what is asked for."""
+        """Check all parameters that can be checked without texts."""
         require_method(self.method, self._methods)
         require_verbosity(self.verbose)
         asked = {name: getattr(self, name) for name in self._word_options}
@@ -146,11 +146,11 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return {name: getattr(self, name) for name in SGD_OPTIONS}
 
     def _schedule(self, program: Any, parties: list[str], rounds: int, seed: int) -> tuple[Any, Reduction]:
-        """Who is absent from which round, and how uploads are summed."""
+        """Return absences by round, and the reduction."""
         return None, PlainReduction()
 
     def _fit(self, texts: Any) -> tuple[Program, Prepared]:
-        """Check the settings, prepare words and rows, learn, and keep what was found."""
+        """Check parameters, prepare words and rows, fit, and store the results."""
         plan = self.check_settings()
         program, seed = plan.program, plan.seed
         parties, most = self._texts(texts), self._most_rounds()
@@ -167,22 +167,22 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return program, prepared
 
     def topics(self, n: int = TOP) -> list[list[str]]:
-        """The n strongest words of each topic, strongest first; the largest topic first, where sizes are known.
+        """Return the n strongest words of each topic, strongest first; the largest topic first, if sizes are known.
 
-        Words that a topic does not have at all are not listed. Of hashed words the numbers of columns are told.
+        Words with weight zero are not listed. For hashed words, column numbers are returned.
         """
         check_is_fitted(self, "components_")
         names = self.vectorizer_.names
         return [[names[column] for column in topic] for topic in top_columns(self.components_, whole_number("n", n))]
 
     def diversity(self, n: int = TOP) -> float:
-        """Distinct words over all words of the topics: 1/k where all are the same, 1 where none shares a word."""
+        """Return distinct words over all words of the topics: 1/k if all topics are equal, 1 if no word is shared."""
         return topic_diversity(self.topics(n))
 
     def transform(self, texts: Any) -> np.ndarray:
-        """Weights of texts (n × k): a non-negative least squares fit, or for LDA shares that add up to one.
+        """Return weights of texts (n × k): a non-negative least squares fit, or for LDA shares that sum to one.
 
-        Of a text without a word of the vocabulary all weights are zero.
+        All weights are zero for a text without a word of the vocabulary.
         """
         check_is_fitted(self, "components_")
         counted = self.vectorizer_.counted(as_documents(texts))
@@ -192,18 +192,18 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return without_empty(W, counted)
 
     def coherence(self, kind: str = "npmi", texts: Any = None, *, n: int = TOP, vectors: Any = None) -> Coherence:
-        """Do the n strongest words of each topic belong together: `.mean`, and `.topics` for each.
+        """Return the coherence of the n strongest words of each topic: `.mean`, and `.topics` for each.
 
-        "npmi" and "c_v" by how often they occur together in `texts`, given and summed as at the fit, or else in those
-        of the fit (where C_v takes each for one window); "vectors" by the cosines of word vectors, a path or a mapping.
+        "npmi" and "c_v" use co-occurrences in `texts` (in the same form as for `fit`), or by default in the texts of
+        the fit (where C_v uses each text as one window). "vectors" uses cosines of word `vectors`, a path or a mapping.
         """
         by_party = None if texts is None else self._texts(texts)
         return self._judged(kind, self._rows(kind, by_party), n, vectors)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str | None:
-        """A page: a map of topics, their words, sizes and coherence; without documents, and it loads nothing.
+        """Return an HTML page with a map of topics, their words, sizes and coherence, or write it to a path.
 
-        It is written to a path, or returned as text without one.
+        The page contains no documents and loads nothing from the network.
         """
         check_is_fitted(self, "components_")
         counted = {"documents": vars(self)["n_documents_"]} if "n_documents_" in vars(self) else {}
@@ -216,51 +216,52 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write topics, vocabulary, options of words, document frequencies, shares, coherence and settings; never a
-        text, weights of documents, or names of parties.
+        """Save topics, vocabulary, word options, document frequencies, shares, coherence and settings.
+
+        Texts, document weights and party names are not saved.
         """
         check_is_fitted(self, "components_")
         save_fitted_topics(self, path, self.settings_)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, words: Words | None = None) -> Self:
-        """A model from the file of either kind, ready to show and to transform.
+        """Load a topic model of either class, ready to show and to transform.
 
-        `words` is needed only where it was fitted with a pattern of its own.
+        `words` is needed only if the model was fitted with a custom pattern.
         """
         model = cls()
         settings = fill_with_topics(model, path, words)
-        told = {"method": settings.get("method")} if settings.get("method") in cls._methods else {}
-        return model.set_params(n_topics=model.n_topics_, **told)
+        known = {"method": settings.get("method")} if settings.get("method") in cls._methods else {}
+        return model.set_params(n_topics=model.n_topics_, **known)
 
     @property
     def vocabulary_(self) -> list[str]:
-        """The words of the columns of `components_`; hashed ones have none."""
+        """The words of the columns of `components_`; not available for hashed words."""
         check_is_fitted(self, "components_")
         columns = self.vectorizer_.vocabulary
         if not isinstance(columns, Vocabulary):
-            raise AttributeError("Words of a hashed vocabulary are not known: a column may stand for several.")
+            raise AttributeError("Words of a hashed vocabulary are unknown: a column may represent several words.")
         return list(columns.words)
 
     @property
     def settings_(self) -> dict[str, Any]:
-        """What there is to say of the fit, in plain values: that of the file, where the model comes from one."""
+        """Settings of the fit as plain values; those of the file for a loaded model."""
         check_is_fitted(self, "components_")
         origin = vars(self).get("_provenance")
-        return dict(self._told() if origin is None else origin.settings)
+        return dict(self._fit_settings() if origin is None else origin.settings)
 
     @abstractmethod
-    def _told(self) -> dict[str, Any]: ...
+    def _fit_settings(self) -> dict[str, Any]: ...
 
     def _judged(self, kind: str, rows: Mapping[str, Any] | None, n: int, vectors: Any) -> Coherence:
-        """A coherence by rows of texts of each party, or without them by what was counted at the fit."""
+        """Compute a coherence from rows of texts by party, or from the counts of the fit."""
         check_is_fitted(self, "components_")
         if kind not in COHERENCES:
-            raise ParameterError(f"kind is one of {', '.join(COHERENCES)}; got {kind!r}.", parameter="kind")
+            raise ParameterError(f"kind must be one of {', '.join(COHERENCES)}; got {kind!r}.", parameter="kind")
         if kind == "vectors":
             if vectors is None:
                 raise ParameterError(
-                    'kind="vectors" needs vectors=…, a table of word vectors: a path or a mapping.', parameter="vectors"
+                    'kind="vectors" needs word vectors. Pass vectors=, a path or a mapping.', parameter="vectors"
                 )
             return embedding_coherence(self.topics(n), vectors)
         counts: Cooccurrence | None = vars(self).get("_together")
@@ -268,18 +269,18 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             counts = count_cooccurrence(self.components_, rows, self.seed_, whole_number("n", n))
         elif whole_number("n", n) > TOP:
             raise ParameterError(
-                f"A fit counts the {TOP} strongest words of each topic; got n={n}. Give the texts: coherence(texts=…).",
+                f"A fit counts only the {TOP} strongest words of each topic; got n={n}. Pass texts=.",
                 parameter="n",
             )
         if counts is None:
             raise DataError(
-                "Which words occur together is not known: models from files do not tell, nor fits with "
-                "counts_words=False, nor topics of one word. Give the texts: coherence(texts=…)."
+                "Co-occurrences are unknown: they are not in model files, and not counted with counts_words=False or "
+                "for topics of one word. Pass texts=."
             )
         return (npmi_coherence if kind == "npmi" else cv_coherence)(top_columns(self.components_, n), counts)
 
     def _rows(self, kind: str, texts: Mapping[str, list[str]] | None) -> dict[str, Any] | None:
-        """Documents to count in, or windows over them for C_v."""
+        """Rows of documents to count in, or windows over them for C_v."""
         check_is_fitted(self, "components_")
         if texts is None or kind == "vectors":
             return None
@@ -301,7 +302,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.coherence_ = self._npmi()
 
     def _npmi(self) -> np.ndarray | None:
-        """NPMI of each topic, where words were counted and some of them are in two."""
+        """NPMI of each topic, if words were counted and there are pairs."""
         if self._together is None:
             return None
         try:
@@ -311,60 +312,59 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
 
 class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimator):  # type: ignore[misc]
-    """Topics of texts: X ≈ W H, with a row of X for each text and a row of H for each topic.
+    """Topic model of texts: X ≈ W H, with a row of X for each text and a row of H for each topic.
 
     method="nmf" factorizes tf-idf by alternating sweeps; it is fast, and was best on short titles
-    (docs/guide/topics.md). "nmf-sgd" takes projected steps on batches of documents, "nmf-sgd-mi" as well while weights
-    keep mutual information with the documents (Si et al., 2022), and "lda" is latent Dirichlet allocation by
-    variational Bayes. Each is what its federated counterpart does with one party. A Program may be given instead of a
-    name.
+    (docs/guide/topics.md). "nmf-sgd" takes projected gradient steps on batches of documents; "nmf-sgd-mi" also
+    maximizes the mutual information of weights and documents (Si et al., 2022); "lda" is latent Dirichlet allocation by
+    variational Bayes. Each equals its federated counterpart with one party. A Program can be passed instead of a name.
 
     Parameters
     ----------
     n_topics : int
-        k; at most as many as there are words. None takes that of a Program.
+        Number of topics k, at most the number of words. None: that of a Program.
     method : {"nmf", "nmf-sgd", "nmf-sgd-mi", "lda"} or Program
-        How topics are learned.
+        How topics are fitted.
     weighting : {"tfidf", "counts"} or None
-        What a word weighs in a text: tf-idf with rows of norm 1, or how often it occurs. None is tf-idf, and counts
-        for LDA.
+        Weight of a word in a text: tf-idf with rows of norm 1, or counts. None: tf-idf, and counts for LDA.
     vocabulary : None, "hash", path, list of words or Vocabulary
-        None takes the words of the texts that are left by min_documents, max_df and max_words; a path has one word
-        per line; "hash" gives words columns by hash, max_words of them (10 000).
-    min_documents, max_df, max_words :
-        A word is in at least so many documents (None: 2) and at most in such a share of them; of these, the most
-        frequent. Refused with a vocabulary, which is taken as it is.
-    language, stop_words, words :
-        A list of stop words by language ("none": no list) and further ones; or all options, as a Words value.
+        None: words of the texts, pruned by min_documents, max_df and max_words. A path: a file with one word per line.
+        "hash": max_words columns (10 000 by default) by hash.
+    min_documents, max_df, max_words : int or None, float, int or None
+        Keep words in at least min_documents documents (None: 2) and at most a share max_df of them, then the max_words
+        most frequent. Refused with a given vocabulary, which is used unchanged.
+    language, stop_words, words : str, collection of str, Words or None
+        Language of the stop word list ("none": no list) and further stop words; or all word options as a Words value.
     max_iter : int or None
-        The most iterations: 200 for "nmf", 50 for all others (rounds of `epochs` for the descents).
+        Maximum number of iterations. None: 200 for "nmf", 50 for all others (rounds of `epochs` for SGD methods).
     tol, time_budget, random_state, verbose, dtype :
-        As in `NMF`. "nmf" and "lda" stop by tol; the descents make all iterations. dtype is float64 unless given.
-    epochs, batch, rate, strength :
-        Of the descents: passes over the documents per iteration, documents per step, step, and λ of "nmf-sgd-mi".
+        As in `NMF`. "nmf" and "lda" stop by tol; SGD methods run all iterations. dtype is float64 by default.
+    epochs, batch, rate, strength : int, int, float, float
+        For SGD methods: passes over the documents per iteration, documents per step, step size, and λ of "nmf-sgd-mi".
     critic, mi_gradient, critic_rate : {"concat", "separable"}, {"dv", "js"}, float or None
-        Of "nmf-sgd-mi": who tells weights of documents apart, by which slopes it learns, and its step (None: `rate`).
-        As printed, which is the default, it hardly learns by plain steps; "js" with 0.2 to 0.5 does.
+        For "nmf-sgd-mi": the critic that distinguishes weights of documents, its gradient estimator, and its step size
+        (None: `rate`). With the defaults, which follow the paper, it hardly learns; with "js" and 0.2 to 0.5 it does.
     warm_start_weights : bool
-        Of the descents: whether weights are fitted to the topics anew before each iteration but the first.
+        For SGD methods: fit the weights to the topics before each iteration but the first.
     counts_words : bool
-        Whether the fit also counts which of the strongest words occur together, for `coherence`.
+        Whether the fit also counts co-occurrences of the strongest words, for `coherence`.
     device : str or None
-        Of the descents: compute with torch on this device, "cuda" or "cpu", say. None is NumPy and compiled loops,
-        which need no torch; the topics are the same to rounding.
+        For SGD methods: compute with torch on this device, for example "cuda" or "cpu". None: NumPy and compiled loops
+        without torch; the topics are the same up to rounding.
 
     Attributes
     ----------
     components_ : array (k, V)
-        H, the largest topic first; of norm 1, or for LDA the probabilities of words.
+        H, the largest topic first; rows have norm 1, or for LDA are word probabilities.
     topic_shares_ : array (k,) or None
-        Sizes: shares of what topics explain, for LDA of the documents. None: not known, as in results of a federation.
+        Shares of the explained data, for LDA of the documents. None: unknown, as in results of a federation.
     coherence_ : array (k,) or None
         NPMI of each topic's ten strongest words.
     vocabulary_, vectorizer_, n_topics_, n_documents_, relative_error_, history_, n_iter_, outcome_, seed_ :
-        Words of the columns; texts to rows; sizes; how the fit went, with perplexity as the objective of LDA.
+        Words of the columns; the conversion of texts to rows; sizes; the course of the fit, with the perplexity as the
+        objective of LDA.
     empty_documents_ : array of bool
-        Which texts have no word of the vocabulary; they are kept, and their weights are zero.
+        Texts without a word of the vocabulary; they are kept with weights of zero.
     """
 
     _methods = POOLED_METHODS
@@ -405,22 +405,22 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
         self._store(locals())
 
     def fit(self, texts: Any, y: Any = None) -> TopicModel:
-        """Learn topics from a list of texts; None and NaN are texts without words."""
+        """Fit topics to a list of texts; None and NaN are empty texts."""
         _, prepared = self._fit(texts)
         self.history_ = [row._replace(bytes_up=0, bytes_down=0) for row in self.history_]
         self.empty_documents_ = np.asarray(prepared.counted["all"].is_empty)
         return self
 
     def fit_transform(self, texts: Any, y: Any = None) -> np.ndarray:
-        """Learn topics and return the weights of the texts, as `transform` gives them."""
+        """Fit topics and return the weights of the texts, as from `transform`."""
         documents = as_documents(texts)
         self.fit(documents)
         return super().transform(documents)
 
     def transform(self, texts: Any) -> np.ndarray:
-        """Weights of texts (n × k): a non-negative least squares fit, or for LDA shares that add up to one.
+        """Return weights of texts (n × k): a non-negative least squares fit, or for LDA shares that sum to one.
 
-        Of a text without a word of the vocabulary all weights are zero. `set_output` chooses a data frame instead.
+        All weights are zero for a text without a word of the vocabulary. `set_output` selects a data frame instead.
         """
         return super().transform(texts)
 
@@ -448,69 +448,69 @@ class TopicModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TopicEstimat
     def _source(self) -> Any:
         if isinstance(self.vocabulary, str) and self.vocabulary == AGREE:
             raise ParameterError(
-                'vocabulary="agree" is between parties. Texts of one place: leave it out.', parameter="vocabulary"
+                'vocabulary="agree" needs several parties. Use another vocabulary for pooled texts.',
+                parameter="vocabulary",
             )
         return AGREE if self.vocabulary is None else self.vocabulary
 
-    def _told(self) -> dict[str, Any]:
+    def _fit_settings(self) -> dict[str, Any]:
         named = self.method if isinstance(self.method, str) else type(self.method).__name__
         return {"method": named, "weighting": self.vectorizer_.weighting, "tol": float(self.tol)}
 
 
 class FederatedTopicModel(TopicEstimator):
-    """Topics that parties p learn together, X_p ≈ W_p H, while texts and weights W_p stay where they are.
+    """Federated topic model: X_p ≈ W_p H for parties p; texts and weights W_p stay at the parties.
 
     First the parties agree on words: those in at least `min_documents` documents at each of at least `min_parties`
-    parties. A word held by fewer never leaves them, but with a probability below 1e-6 (`agreement_`). Then they learn:
-    method="exact" sums WᵀW and WᵀX, and gives what one place with all texts would; "fnmf" begins with local models that
-    are matched; "fednmf" averages (or steps adaptively) after epochs at the parties, "fednmf-mi" as well while weights
-    keep mutual information with the documents (Si et al., 2022); "fedlda" sums expected counts of LDA. A Program may be
-    given instead of a name. At last they sum how often the strongest words of a topic occur together, for `coherence`.
+    parties. A word at fewer parties is revealed with a probability below 1e-6 (`agreement_`). Then they fit topics:
+    method="exact" sums WᵀW and WᵀX, and gives the result of pooled texts; "fnmf" aligns local models; "fednmf" averages
+    (or takes adaptive steps) after local epochs; "fednmf-mi" also maximizes the mutual information of weights and
+    documents (Si et al., 2022); "fedlda" sums the expected counts of LDA. A Program can be passed instead of a name.
+    Finally they sum co-occurrences of the strongest words of each topic, for `coherence`.
 
-    Counts of words (agreement, document frequencies, coherence) are masked from three parties on, which takes the extra
-    "privacy". This is a simulation: all parties run in this process, and their keys come from random_state.
+    Counts of words (agreement, document frequencies, coherence) use secure sums for three or more parties, which needs
+    the extra "privacy". This is a simulation: all parties run in this process, and their keys come from random_state.
 
     Parameters
     ----------
     n_topics, weighting, max_df, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
 dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, warm_start_weights, counts_words, device :
-        As in `TopicModel`, where "nmf-sgd-mi" is "fednmf-mi" here. "exact", "fnmf" and, with everybody in each round,
-        "fedlda" stop by tol. A critic is sent as the topics are: in the open it tells each party's words to the letter
+        As in `TopicModel`, with "fednmf-mi" instead of "nmf-sgd-mi". "exact", "fnmf" and, with full participation,
+        "fedlda" stop by tol. A critic is sent like the topics: in the open it tells each party's words to the letter
         (docs/reference/exposure.md), and `secure_aggregation` hides single ones.
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
-        How the parties work together.
+        The federated method.
     server, server_rate : {"average", "adagrad", "yogi", "adam"}, float
-        "fednmf", "fednmf-mi": how the average of the parties moves the model, and how far; "average" has no rate.
+        For "fednmf" and "fednmf-mi": the server update and its rate; "average" has no rate.
     participation : float in (0, 1]
-        C, the share of parties that are drawn for each round; below 1 for "fednmf", "fednmf-mi" and "fedlda" only.
+        Share C of parties drawn for each round; below 1 only for "fednmf", "fednmf-mi" and "fedlda".
     rounds : int or None
-        The most rounds: 200 for "exact" and "fnmf", 50 for all others.
+        Maximum number of rounds. None: 200 for "exact" and "fnmf", 50 for all others.
     vocabulary : "agree", "hash", path, list of words or Vocabulary
-        Where words come from. With hashes, columns have no words to show, and whoever has the model has their key.
+        Source of the words. Hashed columns have no words to show, and the model contains their key.
     min_documents, min_parties : int, int or None
-        The rule of "agree"; None is two parties. One party alone keeps its words in min_documents documents. Refused
-        with a vocabulary, which is taken as it is.
+        The rule of "agree"; None: two parties. A single party uses its words in min_documents documents. Refused with a
+        given vocabulary, which is used unchanged.
     max_word_bytes : int
-        Of "agree": words of more bytes of UTF-8 than this stay at their parties, and are no words of the model. A
-        letter that is not plain takes two bytes or more. More costs bytes for each word that is not of up to eleven
-        plain letters.
+        For "agree": words with more UTF-8 bytes are not sent and not part of the model. A letter outside a to z takes
+        two bytes or more. A larger value costs bytes for each word that is not of up to eleven letters from a to z.
     secure_aggregation : bool or SecureSum
-        Whether uploads of the rounds are masked as well, so that nobody sees a single one (three parties or more in
-        each round).
+        Whether the uploads of the rounds use secure aggregation, so that only their sums are visible (three or more
+        parties in each round).
 
     Attributes
     ----------
     components_, topic_shares_, coherence_, vocabulary_, vectorizer_, n_topics_, n_documents_, relative_error_, \
 history_, n_iter_, outcome_, seed_ :
-        As in `TopicModel`, over all parties' texts; `history_` tells bytes_up (all parties) and bytes_down (each).
+        As in `TopicModel`, over the texts of all parties; `history_` has bytes_up (all parties) and bytes_down (each).
     agreement_ : Agreement or None
-        How the words were found: rule, probability of a false pass, bytes.
+        The agreement on words: rule, probability of a false pass, bytes.
     exposure_, exposures_ :
-        As in `FederatedNMF`. Most words are in few documents, so that exact sums of texts give "rows".
+        As in `FederatedNMF`. Most words are in few documents, so exact sums of texts have exposure "rows".
     parties_ : list of str
     empty_documents_ : dict of arrays of bool
-        By party, which texts have no word of the vocabulary. They are kept, with weights of zero; a party of which all
-        are empty takes part with rows of zeros, and an UnknownWordsWarning names it.
+        Texts without a word of the vocabulary, by party. They are kept with weights of zero. A party with only empty
+        texts takes part with rows of zeros, and an UnknownWordsWarning names it.
     """
 
     _methods = FEDERATED_METHODS
@@ -557,7 +557,7 @@ history_, n_iter_, outcome_, seed_ :
         self._store(locals())
 
     def fit(self, texts: Any, y: Any = None) -> FederatedTopicModel:
-        """Learn topics from a list with one list of texts per party, or a mapping of names to such lists."""
+        """Fit topics to a list with one list of texts per party, or a mapping of names to such lists."""
         program, prepared = self._fit(texts)
         self._keep_parties(prepared)
         rows = prepared.rows
@@ -574,7 +574,7 @@ history_, n_iter_, outcome_, seed_ :
             whole_number("rounds", self.rounds)
         if self.secure_aggregation and isinstance(self.method, str) and self.method == "fnmf":
             raise ParameterError(
-                "fnmf compares single models of parties, which masks would hide. Take the method exact.",
+                'method="fnmf" compares models of single parties and cannot use secure aggregation. Use method="exact".',
                 parameter="secure_aggregation",
             )
         if not 0 < real_number("participation", self.participation) <= 1:
@@ -604,8 +604,8 @@ history_, n_iter_, outcome_, seed_ :
         present = n_parties - max((len(away) for away in absent.values()), default=0)
         if present < FEWEST_MASKED:
             raise ParameterError(
-                f"Masks take at least {FEWEST_MASKED} parties in every round, and there are {present}: each of two "
-                "would know what the other has sent. Let more take part, or run without masks.",
+                f"Secure aggregation needs at least {FEWEST_MASKED} parties in every round; there are {present}. With "
+                "two, each would know the other's upload. Raise participation, or use secure_aggregation=False.",
                 parameter="secure_aggregation",
             )
         masks: Reduction = (
@@ -614,17 +614,17 @@ history_, n_iter_, outcome_, seed_ :
         return masks
 
     def _require_everyone(self, program: Any, is_sampled: bool) -> None:
-        """Refuse to draw parties where sums over some of them mean nothing, or tell each one's words."""
+        """Refuse sampling of parties if partial sums are meaningless or reveal the words of single parties."""
         if is_sampled and program.traits.full_participation:
             raise ParameterError(
-                f"participation={self.participation} is for methods that can do with some of the parties in a round, "
-                "fednmf, fednmf-mi and fedlda. Take one of these, or let all parties take part.",
+                f"participation={self.participation} is for fednmf, fednmf-mi and fedlda. Use one of these, or "
+                "participation=1.",
                 parameter="participation",
             )
         if is_sampled and self.secure_aggregation and isinstance(program, FederatedLDA):
             raise ParameterError(
-                "Sums of fedlda over other parties each time differ by the words of single parties, and masks would "
-                "hide nothing. Let all parties take part, or take another method.",
+                "Sums of fedlda over different parties differ by the words of single parties, so secure aggregation "
+                "would hide nothing. Use participation=1, or another method.",
                 parameter="participation",
             )
 
@@ -637,15 +637,15 @@ history_, n_iter_, outcome_, seed_ :
             if is_empty.all():
                 warnings.warn(
                     f"Party {name!r}: none of its {len(is_empty)} documents has a word of the vocabulary. It took part "
-                    "with rows of zeros. Check its language and the options of words.",
+                    "with rows of zeros. Check its language and the word options.",
                     UnknownWordsWarning,
                     stacklevel=3,
                 )
 
-    def _told(self) -> dict[str, Any]:
+    def _fit_settings(self) -> dict[str, Any]:
         named = self.method if isinstance(self.method, str) else type(self.method).__name__
         is_named = isinstance(self.vocabulary, str) and self.vocabulary in (AGREE, HASH)
-        told: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "method": named,
             "parties": self.n_parties_,
             "participation": float(self.participation),
@@ -654,4 +654,4 @@ history_, n_iter_, outcome_, seed_ :
             "secure_aggregation": bool(self.secure_aggregation),
             "tol": float(self.tol),
         }
-        return told | ({"server": self.server} if named in ("fednmf", "fednmf-mi") else {})
+        return settings | ({"server": self.server} if named in ("fednmf", "fednmf-mi") else {})

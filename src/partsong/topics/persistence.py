@@ -1,4 +1,4 @@
-"""A fitted topic model to its file and back: topics, words and settings; no text, no weights of documents."""
+"""Save and load fitted topic models: topics, words and settings; no texts, no document weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIXTURE, LEAST_SQUARES = "mixture", "least-squares"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """When and with what the model of a file was made: it is written again as it was read."""
+    """Settings, time and versions of a loaded model; they are saved again unchanged."""
 
     settings: Mapping[str, JSON]
     created: str
@@ -32,14 +32,14 @@ class Provenance:
 
 
 def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mapping[str, JSON]) -> None:
-    """Write what a fitted model knows."""
+    """Write a fitted model to a file."""
     weighing: TextVectorizer = model.vectorizer_
     columns = weighing.vocabulary
     origin: Provenance | None = vars(model).get("_provenance")
     if origin is None:
         sizes = {"n_topics": len(model.components_), "rounds": model.n_iter_}
-        told = {**settings, **solver_to_dict(model.solver_), **sizes}
-        origin = Provenance(told, model_file.now(), model_file.package_versions())
+        complete = {**settings, **solver_to_dict(model.solver_), **sizes}
+        origin = Provenance(complete, model_file.now(), model_file.package_versions())
     save_topics(
         path,
         TopicFile(
@@ -60,7 +60,7 @@ def save_fitted_topics(model: Any, path: str | os.PathLike[str], settings: Mappi
 
 
 def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | None) -> Mapping[str, JSON]:
-    """Give a model what its file knows; returns the file's settings."""
+    """Fill a model from its file; return the settings of the file."""
     file = load_topics(path)
     try:
         options = _options(file, words)
@@ -76,15 +76,15 @@ def fill_with_topics(model: Any, path: str | os.PathLike[str], words: Words | No
 
 
 def _options(file: TopicFile, words: Words | None) -> Words:
-    """Patterns come from the caller: one in a file could be made to take for ever."""
+    """Custom patterns must be passed by the caller: one from a malicious file could run forever."""
     if words is not None:
         if words.to_json() != file.options:
-            raise ParameterError("The options of words are not those of this model's fit. Give the same.")
+            raise ParameterError("words differ from the word options of this model's fit. Pass the same options.")
         return words
     if _pattern(file.options) != LETTERS:
         raise ParameterError(
-            "This model splits texts by a pattern of its own, which is not taken from a file. Give the options of its "
-            "fit: load(path, words=Words(…))."
+            "This model splits texts by a custom pattern, which is not loaded from a file. Pass the word options of "
+            "its fit: load(path, words=Words(…))."
         )
     return Words.from_json(file.options)
 
@@ -95,7 +95,7 @@ def _pattern(options: str) -> Any:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise DataError("The options of the words cannot be read. Save the model again.")
+        raise DataError("The word options cannot be read. Save the model again.")
     return found.get("pattern", LETTERS)
 
 
@@ -106,7 +106,7 @@ def _columns(file: TopicFile) -> Vocabulary | HashedVocabulary:
 
 
 def solver_to_dict(solver: RowSolver) -> dict[str, JSON]:
-    """How weights of documents are found, as files tell it: shares of a mixture, or a fit with its penalties."""
+    """Return the settings of the solver for document weights: shares of a mixture, or penalties of a fit."""
     if isinstance(solver, TopicRows):
         return {"weights": MIXTURE, "alpha": solver.alpha, "iterations": solver.iterations, "e_tol": solver.tolerance}
     return {"weights": LEAST_SQUARES, **penalties_to_dict(solver)}
@@ -119,4 +119,4 @@ def _solver_from(settings: Mapping[str, Any]) -> RowSolver:
         found = [float(settings[name]) for name in ("alpha", "iterations", "e_tol")]
         return TopicRows(found[0], int(found[1]), found[2])
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise DataError("The settings of a mixture of topics cannot be read. Fit again.") from None
+        raise DataError("The settings of a mixture of topics cannot be read. Fit the model again.") from None

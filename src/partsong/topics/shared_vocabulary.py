@@ -1,4 +1,4 @@
-"""Which words a topic model knows: its own documents', a public list's, hashes, or those that parties agree on."""
+"""Choose the vocabulary of a topic model: own documents, a public list, hashes, or an agreement of the parties."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from partsong.topics.vocabulary import (
 AGREE, HASH = "agree", "hash"
 HASHED_COLUMNS = 10_000
 FEWEST_MASKED = 3
-"""Parties from which on a sum can be masked."""
+"""Minimum number of parties for a secure sum."""
 LONGEST, MOST_BYTES = 32, 1024
-"""Bytes of UTF-8 that a word has at most, to be agreed on: unless told otherwise, and whatever was told."""
+"""Default and largest maximum number of UTF-8 bytes of a word in an agreement."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyConfig:
-    """What was asked for: a source of words, and which of them are kept.
+    """The source of words, and which of them are kept.
 
-    `max_word_bytes` is in bytes of UTF-8, and of an agreement alone: longer words stay at their parties.
+    `max_word_bytes` (UTF-8) applies only to an agreement: longer words are not sent.
     """
 
     source: Any = AGREE
@@ -69,9 +69,9 @@ class VocabularyConfig:
             raise ParameterError(f"max_df must be above 0 and at most 1; got {self.max_df!r}.", parameter="max_df")
 
     def fixed(self, words: Words, seed: int) -> Vocabulary | HashedVocabulary | None:
-        """Columns that do not depend on documents; None where these have to be looked at.
+        """Return columns that do not depend on documents; None if documents are needed.
 
-        Hashes are keyed, by the seed in a simulation; whoever has the model has the key.
+        Hashes are keyed, in a simulation by the seed; the key is in the model.
         """
         if isinstance(self.source, Vocabulary | HashedVocabulary):
             return self.source
@@ -93,18 +93,18 @@ class VocabularyConfig:
         )
 
     def pruned(self, vocabulary: Vocabulary, min_documents: int = 1) -> Vocabulary:
-        """The words that are left of those of documents."""
+        """Prune a vocabulary of documents."""
         return vocabulary.pruned(min_documents, float(self.max_df), self.max_words)
 
 
 DEFAULTS = {"min_documents": 1, "max_df": 1.0, "max_word_bytes": LONGEST}
-"""What arguments of a model are where nothing was asked for; else it is None."""
+"""Defaults of model arguments that are not None."""
 
 
 def vocabulary_config(source: Any, asked: Mapping[str, Any], least: int) -> VocabularyConfig:
-    """The rule of a model's arguments, with `least` documents unless asked for.
+    """Return the configuration from a model's arguments, with at least `least` documents by default.
 
-    Refuses what it would not go by: a given vocabulary is taken as it is, and of hashes only their number is chosen.
+    Arguments without effect are refused: a given vocabulary is used unchanged, and for hashes only max_words counts.
     """
     given = {name: value for name, value in asked.items() if value is not None}
     rule = VocabularyConfig(source, **{"min_documents": least, **given})
@@ -115,18 +115,17 @@ def vocabulary_config(source: Any, asked: Mapping[str, Any], least: int) -> Voca
         if value == DEFAULTS.get(name) or (is_hashed and name == "max_words"):
             continue
         why = (
-            f"vocabulary={HASH!r} gives every word a column, and leaves none out. Leave {name} out; max_words is the "
-            "number of columns."
+            f"vocabulary={HASH!r} gives every word a column. Remove {name}; max_words is the number of columns."
             if is_hashed
-            else f"a given vocabulary is taken as it is. Leave {name} out, or give the words that you want."
+            else f"a given vocabulary is used unchanged. Remove {name}, or pass only the words to use."
         )
-        raise ParameterError(f"{name}={value!r} is about words that are found in the texts, and {why}", parameter=name)
+        raise ParameterError(f"{name}={value!r} selects words from the texts, but {why}", parameter=name)
     return rule
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rows of every party by one weighing; `agreement` tells how the words were found, where they were agreed on."""
+    """Rows of all parties and their vectorizer; `agreement` describes the agreement on words, if there was one."""
 
     weighing: TextVectorizer
     counted: Mapping[str, DocumentRows]
@@ -134,16 +133,16 @@ class Prepared:
 
     @property
     def rows(self) -> dict[str, DocumentRows]:
-        """By weight."""
+        """The weighted rows by party."""
         return {name: self.weighing.weighed(counted) for name, counted in self.counted.items()}
 
 
 def prepare(
     rule: VocabularyConfig, parties: Mapping[str, Sequence[str]], words: Words, seed: int, weighting: str
 ) -> Prepared:
-    """Rows of parties that do not pool their documents: words by agreement, frequencies by sums.
+    """Prepare rows without pooling documents: words by agreement, document frequencies by sums.
 
-    One party alone keeps its own words, and counts its own documents.
+    A single party uses its own words and frequencies.
     """
     columns, agreement, is_alone = rule.fixed(words, seed), None, len(parties) == 1
     if columns is None and is_alone:
@@ -155,7 +154,7 @@ def prepare(
     counted = {name: count_words(texts, words, columns) for name, texts in parties.items()}
     if all(own.n_empty == len(own.is_empty) for own in counted.values()):
         first = next(iter(counted.values()))
-        first.require_words("These texts" if is_alone else "Every party, the first of them")
+        first.require_words("These texts" if is_alone else "Every party, for example the first")
     if weighting != TFIDF:
         return Prepared(TextVectorizer(words, _listed(columns)), counted, agreement)
     if isinstance(columns, Vocabulary) and columns.documents is not None:
@@ -169,12 +168,12 @@ def prepare(
 
 
 def _listed(columns: Vocabulary | HashedVocabulary) -> Vocabulary | HashedVocabulary:
-    """Words alone, without the frequencies that came with them."""
+    """The vocabulary without document frequencies."""
     return Vocabulary(columns.words) if isinstance(columns, Vocabulary) else columns
 
 
 def _agreed(rule: VocabularyConfig, parties: Mapping[str, Sequence[str]], words: Words, seed: int) -> Agreement:
-    """Key and secrets come from the seed: the same seed gives the same words in the same order."""
+    """Agree with key and secrets from the seed: the same seed gives the same words in the same order."""
     fewest = 2 if rule.min_parties is None else int(rule.min_parties)
     asked = VocabularyAgreement(int(rule.min_documents), fewest, longest=int(rule.max_word_bytes))
     secrets = {name: key(seed, "secret", name) for name in parties}
@@ -183,18 +182,18 @@ def _agreed(rule: VocabularyConfig, parties: Mapping[str, Sequence[str]], words:
 
 
 def summed_frequencies(counted: Mapping[str, DocumentRows], seed: int) -> tuple[np.ndarray, int]:
-    """Document frequencies of all parties."""
+    """Sum the document frequencies of all parties."""
     program = FrequencySums()
     shards = [Shard(name, rows_as_matrix(own.rows), key(seed, "secret", name)) for name, own in counted.items()]
     return program.counts(run_single_round(program, shards, seed).checkpoint.server)
 
 
 def run_single_round(program: Any, shards: Sequence[Shard], seed: int) -> Round:
-    """The one round of a count, masked where there are enough parties for that."""
+    """Run a program of one round, with secure sums if there are enough parties."""
     (done,) = Parallel().run(program, shards, Schedule(1, seed), reduction=counting_reduction(len(shards)))
     return done
 
 
 def counting_reduction(parties: int) -> Reduction:
-    """Sums of whole numbers: exact, and masked from three parties on."""
+    """Return a reduction for exact sums of whole numbers; secure for three or more parties."""
     return secure_sum_for_words(parties) if parties >= FEWEST_MASKED else PlainReduction()

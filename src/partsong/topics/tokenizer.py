@@ -1,8 +1,8 @@
-"""Texts to words: runs of letters, stop words by language, and rules for what a word is.
+"""Tokenizer: split texts into words, with stop words by language.
 
-Letters are of any script, with the marks that they carry: vowel signs, points, accents, joiners. Stop words are
-articles, pronouns, prepositions, conjunctions, auxiliaries, and letters after apostrophes; the lists were written for
-this library. Accents are those of the language; `Words` strips them where it strips the texts'.
+Words are runs of letters of any script, including combining marks: vowel signs, points, accents, joiners. Stop words
+are articles, pronouns, prepositions, conjunctions, auxiliaries, and letters after apostrophes; the lists were written
+for this library. They have the accents of the language; `Words` strips accents from lists and texts alike.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from partsong.errors import DataTypeError, FormatError, ParameterError
 from partsong.topics.documents import read_word_list
 
 LETTERS = r"[^\W\d_]+"
-"""Runs of letters; `find_runs` takes along the marks and joiners that stand among them."""
+"""Runs of letters; `find_runs` also includes combining marks and joiners."""
 
 _LETTER = r"[^\W\d_]"
 JOINERS = "\u200c\u200d"
-"""Between letters they say how these are written: apart, or together."""
+"""Zero-width characters that separate or join letters."""
 _PLACES = (range(0x300, 0x1F000), range(0xE0000, 0xE1000))
-"""Where Unicode has marks; to look at all of its places takes five times as long."""
+"""Unicode ranges with combining marks; searching all code points takes five times as long."""
 _ABOVE = "\U00010000-\U0001efff\U000e0000-\U000e0fff"
-"""Those of them that take more than 16 bits, where a class of many ranges is slow."""
+"""Marks above 16 bits, as two ranges, because a regular expression class of many ranges is slow."""
 _plain = re.compile(LETTERS)
 _worth_a_look = re.compile("[\u0300-\u036f\u0483-\u0487\u0591-\u200d\u20d0-\U0010ffff]")
-"""Letters of Latin, Greek and Cyrillic texts, dashes and quotation marks are not among these."""
+"""Characters that may be marks or joiners; letters of Latin, Greek and Cyrillic, dashes and quotes are not."""
 
 _ENGLISH = """
 a about above after again against ain all am among an and any are aren as at
@@ -170,10 +170,10 @@ LISTS = {
 
 
 def find_runs(text: str) -> list[str]:
-    """The runs of a text in NFC, in order.
+    """Return the runs of letters of a text in NFC, in order.
 
-    A run starts with a letter. A mark within it or at its end is part of it; so is a joiner (U+200C, U+200D) that a
-    letter or a mark of the same run follows.
+    A run starts with a letter. Marks inside or at the end are part of it; so is a joiner (U+200C, U+200D) followed by a
+    letter or mark of the same run.
     """
     if text.isascii() or not _may_have_marks(text):
         return _plain.findall(text)
@@ -182,12 +182,12 @@ def find_runs(text: str) -> list[str]:
 
 @cache
 def marks() -> tuple[int, ...]:
-    """Code points of the categories Mn and Mc in this Python's Unicode; looked up when the first text needs them."""
+    """Return the code points of categories Mn and Mc; computed when a text first needs them."""
     return tuple(place for place in chain(*_PLACES) if unicodedata.category(chr(place)) in ("Mn", "Mc"))
 
 
 def _may_have_marks(text: str) -> bool:
-    """A quick look: most texts have none, and are split faster without them."""
+    """Quick check: most texts have no marks and are split faster without them."""
     first = _worth_a_look.search(text)
     return first is not None and _likely().search(text, first.start()) is not None
 
@@ -204,7 +204,7 @@ def _with_marks() -> re.Pattern[str]:
 
 
 def _ranges(places: Iterable[int]) -> str:
-    """Ascending places as ranges of a class."""
+    """Ascending code points as ranges of a regular expression class."""
     return "".join(f"{chr(first)}-{chr(last)}" for first, last in _unbroken(places))
 
 
@@ -221,14 +221,14 @@ def _unbroken(places: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Which words a text has: lower case, runs that match `pattern`, from `shortest` characters on, no stop words.
+    """Word options: lower case, runs that match `pattern`, at least `shortest` characters, no stop words.
 
-    `LETTERS` are letters of any script with the marks and joiners that stand among them (`letter_runs.find_runs`); any
-    other pattern is taken as it is. Marks that NFC does not merge with their letters count as characters: में has three.
+    The default pattern `LETTERS` matches letters of any script with marks and joiners (`find_runs`); other patterns are
+    used as regular expressions. Marks that NFC does not combine with their letters count as characters: में has three.
 
-    `language` names a list of stop words ("none": no list), to which `stop_words` are added. Texts are brought to the
-    normal form NFC, so that an é is one letter however it was typed; `strip_accents` makes it an e. All parties of a
-    federation have to take the same, and a model keeps it.
+    `language` selects a list of stop words ("none": no list), to which `stop_words` are added. Texts are normalized to
+    NFC, so that é is one letter however it is encoded; `strip_accents` converts it to e. All parties of a federation
+    must use the same options, and a model stores them.
     """
 
     language: str = "english"
@@ -243,13 +243,14 @@ class Words:
     def __post_init__(self) -> None:
         if self.language not in LISTS:
             raise ParameterError(
-                f"There is no list of stop words for {self.language!r}. There are: {', '.join(LISTS)}. For another "
-                "language take 'none', and give its stop_words.",
+                f"There is no list of stop words for {self.language!r}. Lists: {', '.join(LISTS)}. For another "
+                "language use 'none' and pass its stop_words.",
                 parameter="language",
             )
         if isinstance(self.stop_words, str) or not all(isinstance(word, str) for word in self.stop_words):
             raise DataTypeError(
-                "stop_words is a collection of words; from a file: stop_words_of('words.txt').", parameter="stop_words"
+                "stop_words must be a collection of words. From a file, use stop_words_of('words.txt').",
+                parameter="stop_words",
             )
         whole_number("shortest", self.shortest)
         try:
@@ -260,7 +261,7 @@ class Words:
             ) from None
         if expression.groups > 1:
             raise ParameterError(
-                f"pattern may have one group at most; {self.pattern!r} has {expression.groups}.", parameter="pattern"
+                f"pattern may have at most one group; {self.pattern!r} has {expression.groups}.", parameter="pattern"
             )
         object.__setattr__(self, "stop_words", tuple(sorted(set(self.stop_words))))
         object.__setattr__(self, "_find", find_runs if self.pattern == LETTERS else expression.findall)
@@ -268,17 +269,17 @@ class Words:
         object.__setattr__(self, "_stopped", frozenset(listed))
 
     def of(self, text: str) -> list[str]:
-        """The words of a text, in order, each as often as it occurs."""
+        """Return the words of a text in order, with repetitions."""
         shortest, stopped = self.shortest, self._stopped
         return [word for word in self._find(self._normal(text)) if len(word) >= shortest and word not in stopped]
 
     def to_json(self) -> str:
-        """All options, for a model file."""
+        """Return all options as JSON, for a model file."""
         return json.dumps({name: value for name, value in asdict(self).items() if not name.startswith("_")})
 
     @classmethod
     def from_json(cls, text: str) -> Words:
-        """From a model file."""
+        """Read options from a model file."""
         try:
             options = json.loads(text)
             known = {one.name for one in fields(cls) if one.init}
@@ -286,7 +287,7 @@ class Words:
                 raise ValueError
             return cls(**{**options, "stop_words": tuple(options.get("stop_words", ()))})
         except (ValueError, TypeError):
-            raise FormatError("The options of the words of a model cannot be read. Save the model again.") from None
+            raise FormatError("The word options of a model cannot be read. Save the model again.") from None
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return Words.from_json, (self.to_json(),)
@@ -301,6 +302,6 @@ class Words:
 
 
 def stop_words_of(source: str | os.PathLike[str] | Iterable[str]) -> tuple[str, ...]:
-    """Stop words from a text file in UTF-8 with one word per line, or from a collection."""
+    """Return stop words from a UTF-8 text file with one word per line, or from a collection."""
     listed = read_word_list(source) if isinstance(source, str | os.PathLike) else source
     return tuple(sorted({word.strip() for word in listed} - {""}))

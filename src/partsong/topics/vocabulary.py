@@ -1,4 +1,4 @@
-"""Vocabulary, counts and tf-idf weights: which word is which column."""
+"""Vocabularies, word counts and tf-idf weights of documents."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TFIDF, COUNTS = WEIGHTINGS = ("tfidf", "counts")
 
 
 class Columns(Protocol):
-    """Where a word goes: a column, or −1 for a word that has none."""
+    """A map from words to columns; −1 for words without a column."""
 
     @property
     def n_columns(self) -> int:
-        """How many columns there are."""
+        """The number of columns."""
 
     def column(self, word: str) -> int:
         """The column of a word."""
@@ -47,7 +47,7 @@ class Columns(Protocol):
 @state("words.vocabulary")
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Words in the order of their columns; `documents`: in how many of `n_documents` each is, where that is known."""
+    """Words in the order of their columns; `documents`: the document frequency of each in `n_documents`, if known."""
 
     words: tuple[str, ...] = field(repr=False)
     documents: Any = field(default=None, compare=False, repr=False)
@@ -58,16 +58,16 @@ class Vocabulary:
         object.__setattr__(self, "words", tuple(self.words))
         object.__setattr__(self, "_columns", {word: column for column, word in enumerate(self.words)})
         if not self.words:
-            raise DataError("A vocabulary without a word. Ask for fewer documents per word, or check the options.")
+            raise DataError("The vocabulary is empty. Lower min_documents, or check the word options.")
         if len(self._columns) < len(self.words):
             raise FeatureError(
-                f"{len(self.words) - len(self._columns)} words are in the vocabulary more than once. Name each once."
+                f"{len(self.words) - len(self._columns)} words are in the vocabulary more than once. Remove duplicates."
             )
         if self.documents is not None:
             object.__setattr__(self, "documents", np.asarray(self.documents, dtype=np.int64))
             if self.documents.shape != (len(self.words),):
                 raise ShapeError(
-                    f"{self.documents.size} document frequencies for {len(self.words)} words: one for each is needed."
+                    f"{self.documents.size} document frequencies for {len(self.words)} words. Pass one per word."
                 )
 
     @property
@@ -85,34 +85,34 @@ class Vocabulary:
 
     @classmethod
     def of_documents(cls, documents: Iterable[str], words: Words | None = None) -> Vocabulary:
-        """All words of own documents, sorted, with their document frequencies."""
+        """Create a vocabulary of all words of documents, sorted, with document frequencies."""
         counted, n_documents = document_frequencies(documents, words or Words())
         if not counted:
             raise DataError(
-                f"None of the {n_documents} documents has a word left: all are empty after splitting and stop words. "
-                "Check the language, the pattern and the shortest length of words."
+                f"All {n_documents} documents are empty after splitting and removing stop words. Check language, "
+                "pattern and shortest."
             )
         listed = sorted(counted)
         return cls(tuple(listed), np.array([counted[word] for word in listed]), n_documents)
 
     @classmethod
     def of_file(cls, path: str | os.PathLike[str], words: Words | None = None) -> Vocabulary:
-        """A public list (UTF-8), one word per line, in the order of the file; with `words`, in the same normal form."""
+        """Read a public list (UTF-8), one word per line, in file order; normalized with `words` if given."""
         listed = [line.strip() for line in read_word_list(path)]
         if words is not None:
             listed = [word for line in listed for word in words.of(line)]
         return cls(tuple(dict.fromkeys(word for word in listed if word)))
 
     def pruned(self, min_documents: int = 1, max_df: float = 1.0, max_words: int | None = None) -> Vocabulary:
-        """Words in at least so many documents and at most such a share of them; of these the most frequent ones."""
+        """Keep words in at least `min_documents` and at most a share `max_df` of documents; then the most frequent."""
         if min_documents < 1 or not 0 < max_df <= 1 or (max_words is not None and max_words < 1):
             raise ParameterError(
-                f"min_documents and max_words are at least 1, and max_df is above 0 and at most 1; got "
+                f"min_documents and max_words must be at least 1, and max_df above 0 and at most 1; got "
                 f"{min_documents!r}, {max_words!r}, {max_df!r}.",
                 parameter="min_documents",
             )
         if self.documents is None:
-            raise ParameterError("These words have no document frequencies to prune by: they come from a public list.")
+            raise ParameterError("These words have no document frequencies to prune by. Use Vocabulary.of_documents.")
         kept = np.flatnonzero((self.documents >= min_documents) & (self.documents <= max_df * max(1, self.n_documents)))
         if max_words is not None and len(kept) > max_words:
             order = sorted(kept.tolist(), key=lambda column: (-self.documents[column], self.words[column]))
@@ -120,8 +120,7 @@ class Vocabulary:
         if not len(kept):
             raise DataError(
                 f"None of {len(self.words)} words is in at least {min_documents} documents and in at most "
-                f"{max_df:.0%} of {self.n_documents}: all documents would be empty. Prune less: "
-                "a smaller min_documents, or a larger max_df.",
+                f"{max_df:.0%} of {self.n_documents}. Use a smaller min_documents or a larger max_df.",
                 parameter="min_documents",
             )
         return Vocabulary(tuple(self.words[column] for column in kept), self.documents[kept], self.n_documents)
@@ -129,10 +128,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class HashedVocabulary:
-    """Columns by hash: nothing has to be agreed on but their number; words that meet in a column are added up.
+    """Columns by hash: parties agree only on their number; words with the same column are added.
 
-    Without a key anybody can test which words a column may stand for; with one, the parties alone can. Columns have no
-    words to show.
+    Without a key, anyone can test which words a column may represent; with a key, only the parties can. Columns have no
+    words to display.
     """
 
     n_columns: int
@@ -141,7 +140,7 @@ class HashedVocabulary:
     def __post_init__(self) -> None:
         whole_number("n_columns", self.n_columns)
         if not isinstance(self.key, bytes) or len(self.key) > 64:
-            raise ParameterError("The key of a hashed vocabulary has at most 64 bytes, such as fresh_key() gives.")
+            raise ParameterError("The key of a hashed vocabulary must have at most 64 bytes. Use fresh_key().")
 
     def column(self, word: str) -> int:
         """BLAKE2b(word) modulo the number of columns, with the key if there is one."""
@@ -150,7 +149,7 @@ class HashedVocabulary:
 
 
 def document_frequencies(documents: Iterable[str], words: Words) -> tuple[Counter[str], int]:
-    """In how many documents each word occurs, and how many documents there are, empty ones as well."""
+    """Return the document frequency of each word, and the number of documents including empty ones."""
     counted: Counter[str] = Counter()
     n_documents = 0
     for text in documents:
@@ -161,28 +160,28 @@ def document_frequencies(documents: Iterable[str], words: Words) -> tuple[Counte
 
 @dataclass(frozen=True, slots=True)
 class DocumentRows:
-    """Rows (n × m, CSR, float32), one per document; `is_empty`: without any word that has a column."""
+    """Rows (n × m, CSR, float32), one per document; `is_empty` marks documents without any known word."""
 
     rows: Any
     is_empty: Any
 
     @property
     def n_empty(self) -> int:
-        """How many documents are empty; they are kept, as rows of zeros."""
+        """The number of empty documents; they are kept as rows of zeros."""
         return int(self.is_empty.sum())
 
     def require_words(self, whose: str = "The collection") -> DocumentRows:
-        """Itself, unless every document is empty."""
+        """Return self; refuse a collection in which every document is empty."""
         if self.n_empty == len(self.is_empty):
             raise DataError(
-                f"{whose}: all {len(self.is_empty)} documents are empty, none has a word of the vocabulary "
-                f"({self.rows.shape[1]} columns). Check language, options and column, or the rule of the vocabulary."
+                f"{whose}: all {len(self.is_empty)} documents are empty; none has a word of the vocabulary "
+                f"({self.rows.shape[1]} columns). Check the language, the word options and the vocabulary."
             )
         return self
 
 
 def count_words(documents: Iterable[str], words: Words, vocabulary: Columns) -> DocumentRows:
-    """How often each word of the vocabulary is in each document; documents without any stay, as rows of zeros."""
+    """Count the words of the vocabulary in each document; documents without any become rows of zeros."""
     known: dict[str, int] = {}
     columns: list[int] = []
     ends = [0]
@@ -202,26 +201,26 @@ def count_words(documents: Iterable[str], words: Words, vocabulary: Columns) -> 
 
 
 def inverse_frequencies(documents: Any, n_documents: int) -> Any:
-    """log((1 + n) / (1 + df)) + 1 for each column, as scikit-learn smooths it."""
+    """Return log((1 + n) / (1 + df)) + 1 for each column, smoothed as in scikit-learn."""
     frequencies = np.asarray(documents, dtype=np.float64)
     if frequencies.size and not 0 <= frequencies.min() <= frequencies.max() <= n_documents:
-        raise ParameterError(f"Document frequencies lie between 0 and the number of documents, {n_documents}.")
+        raise ParameterError(f"Document frequencies must be from 0 to the number of documents, {n_documents}.")
     return np.log((1.0 + n_documents) / (1.0 + frequencies)) + 1.0
 
 
 def tf_idf(
     counted: DocumentRows, documents: Any, n_documents: int, *, is_sublinear: bool = False, norm: str = "l2"
 ) -> DocumentRows:
-    """Counts (or 1 + log of them) times inverse document frequencies; rows of unit norm ("l2"), or as they are.
+    """Return counts (or 1 + log counts) times inverse document frequencies, with rows of unit norm ("l2") or "none".
 
-    Frequencies are those of all parties together, so that a word weighs the same everywhere.
+    Frequencies are those of all parties together, so that a word has the same weight at every party.
     """
     if norm not in ("l2", "none"):
         raise ParameterError(f'norm must be "l2" or "none"; got {norm!r}.', parameter="norm")
     weights = inverse_frequencies(documents, n_documents)
     rows = counted.rows
     if weights.shape != (rows.shape[1],):
-        raise ShapeError(f"{weights.size} document frequencies for {rows.shape[1]} columns: one for each is needed.")
+        raise ShapeError(f"{weights.size} document frequencies for {rows.shape[1]} columns. Pass one per column.")
     values = rows.data.astype(np.float64)
     values = (1.0 + np.log(values) if is_sublinear else values) * weights[rows.indices]
     if norm == "l2":
@@ -232,15 +231,15 @@ def tf_idf(
 
 
 class UnknownWordsWarning(UserWarning):
-    """No document of a party has a word of the vocabulary: the party takes part, with rows of zeros."""
+    """No document of a party has a word of the vocabulary; the party takes part with rows of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextVectorizer:
-    """What a text is to a model: which words it has, which columns they are, and what they weigh.
+    """Converts texts to rows: word options, vocabulary and weighting.
 
-    `documents` are the document frequencies of all parties' texts, for tf-idf with rows of norm 1; without them a word
-    weighs as often as it occurs. It knows no text, and is all that a model file says of texts.
+    `documents` are the document frequencies over all parties, for tf-idf with rows of norm 1; without them rows are
+    word counts. It contains no text; a model file stores nothing else about texts.
     """
 
     words: Words
@@ -250,26 +249,26 @@ class TextVectorizer:
 
     @property
     def weighting(self) -> str:
-        """Its name."""
+        """The name of the weighting."""
         return COUNTS if self.documents is None else TFIDF
 
     @property
     def names(self) -> list[str]:
-        """What to show for each column: its word, or its number where words are hashed."""
+        """The label of each column: its word, or its number if words are hashed."""
         if isinstance(self.vocabulary, Vocabulary):
             return list(self.vocabulary.words)
         return [f"#{column}" for column in range(self.vocabulary.n_columns)]
 
     def counted(self, texts: Iterable[str]) -> DocumentRows:
-        """How often each word is in each text."""
+        """Count the words of each text."""
         return count_words(texts, self.words, self.vocabulary)
 
     def weighed(self, counted: DocumentRows) -> DocumentRows:
-        """The same by weight."""
+        """Weight counted rows."""
         return counted if self.documents is None else tf_idf(counted, self.documents, self.n_documents)
 
     def windows(self, texts: Iterable[str], size: int = WINDOW) -> Any:
-        """Windows over texts as rows of 0 and 1 (CSR)."""
+        """Return sliding windows over texts as rows of 0 and 1 (CSR)."""
         listed = [self.words.of(text) for text in texts]
         known = {word: self.vocabulary.column(word) for word in {word for text in listed for word in text}}
         rows = windows(listed, {word: column for word, column in known.items() if column >= 0}, size)
@@ -277,11 +276,11 @@ class TextVectorizer:
 
 
 def word_options(words: Words | None, language: str, stop_words: Iterable[str]) -> Words:
-    """The options of words by a value, or by the two that are changed most."""
+    """Return word options from a Words value, or from language and stop words."""
     if words is None:
         if isinstance(stop_words, str | Iterator) or not isinstance(stop_words, Iterable):
             raise DataTypeError(
-                "stop_words is a collection of words that can be read again; from a file: stop_words_of('words.txt').",
+                "stop_words must be a collection of words. From a file, use stop_words_of('words.txt').",
                 parameter="stop_words",
             )
         return Words(language, tuple(stop_words))
@@ -293,31 +292,31 @@ def word_options(words: Words | None, language: str, stop_words: Iterable[str]) 
 
 
 def texts_by_party(texts: Any) -> dict[str, list[str]]:
-    """Documents by the name of their party, from a list with one list of texts per party, or a mapping of names."""
+    """Return documents by party, from a list with one list of texts per party, or a mapping of names."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Mapping | Sequence):
         raise DataTypeError(
-            "Texts of parties are a list with one list of texts for each, [texts_1, texts_2, …], or a mapping of names "
-            f"to such lists, not {type(texts).__name__}. Texts that are all in one place are for TopicModel."
+            "Texts must be a list with one list of texts per party, [texts_1, texts_2, …], or a mapping of names to "
+            f"such lists, not {type(texts).__name__}. For texts in one place use TopicModel."
         )
     if not len(texts):
-        raise ParameterError("A federation needs at least one party; none was given.")
+        raise ParameterError("A federation needs at least one party; got none.")
     if not isinstance(texts, Mapping):
         return {name: _documents(name, own) for name, own in zip(party_names(len(texts)), texts, strict=True)}
     wrong = [name for name in texts if not (isinstance(name, int) or (isinstance(name, str) and name.strip()))]
     if wrong:
-        raise ParameterError("Names of parties must be text or whole numbers; a key of this mapping is neither.")
+        raise ParameterError("Party names must be text or whole numbers. Convert the keys of the mapping.")
     if len({str(name) for name in texts}) < len(texts):
-        raise ParameterError("Names of parties must differ as text; two keys of this mapping read the same.")
+        raise ParameterError("Party names must differ as text; two keys of the mapping are equal as text. Rename one.")
     return {str(name): _documents(str(name), own) for name, own in texts.items()}
 
 
 def rows_as_matrix(rows: Any, dtype: Any = None) -> Matrix:
-    """Rows behind products."""
+    """Return rows as a Matrix."""
     return as_matrix(sparse.csr_array(rows), dtype)
 
 
 def frequencies_of(counted: DocumentRows) -> tuple[np.ndarray, int]:
-    """In how many documents each column is above zero, and how many there are."""
+    """Return the document frequency of each column, and the number of documents."""
     return np.bincount(counted.rows.indices, minlength=counted.rows.shape[1]).astype(np.int64), counted.rows.shape[0]
 
 

@@ -64,13 +64,13 @@ def test_a_blank_line_of_several_columns_is_no_row_and_places_stay_right(tmp_pat
 def test_a_column_that_differs_in_case_alone_is_told_as_such(tmp_path, titles):
     asked = "TexT"
     path = write(tmp_path / "a.csv", f"{titles}\n{','.join(SECRET for _ in titles.split(','))}\n")
-    refused(FormatError, lambda: read_documents(path, column=asked), f"'{asked}'", "upper and lower case alone")
+    refused(FormatError, lambda: read_documents(path, column=asked), f"'{asked}'", "differs only in case")
     with pytest.raises(FormatError) as caught:
         read_documents(path, column=asked)
     assert "commas" not in str(caught.value)
     assert not any(title.strip() in str(caught.value).split() for title in titles.split(","))
     path = write(tmp_path / "a.jsonl", '{"Text": "' + SECRET + '"}\n')
-    refused(FormatError, lambda: read_documents(path, column=asked), "line 1", "upper and lower case alone")
+    refused(FormatError, lambda: read_documents(path, column=asked), "line 1", "differs only in case")
 
 
 def test_packed_files_and_other_encodings(tmp_path):
