@@ -183,12 +183,12 @@ def test_what_makes_no_sense_is_a_usage_error(files, told):
 @pytest.mark.parametrize(
     ("words", "way_out"),
     [
-        (("a.csv", "--vocabulary", "agree"), "leave it out"),
-        (("a.csv", "--device", "cpu"), "Leave it out"),
+        (("a.csv", "--vocabulary", "agree"), "another vocabulary"),
+        (("a.csv", "--device", "cpu"), "Remove it"),
         (("a.csv", "--language", "klingon"), "stop words"),
-        (("a.csv", "--method", "lda", "--weighting", "tfidf"), "other methods"),
+        (("a.csv", "--method", "lda", "--weighting", "tfidf"), "models counts"),
         (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1), "one of these, or remove"),
-        (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1, "--server", "average"), "or leave"),
+        (("a.csv", "b.csv", "--method", "fednmf", "--server-rate", 0.1, "--server", "average"), "or remove"),
     ],
 )
 def test_what_the_model_refuses_is_told_with_the_way_out(words, way_out, files, told):
@@ -217,7 +217,7 @@ def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
         (("stops.csv",), "empty"),
         (("a.csv", "-k", 500), "the number of words in the vocabulary; got 500"),
         (("a.csv", "alien.csv", "--min-documents", 30), "No word meets"),
-        (("a.csv", "b.csv", "--min-parties", 3), "--min-parties 3"),
+        (("a.csv", "b.csv", "--min-parties", 3), "--min-parties must be at most 2"),
         (("a.csv", "b.csv", "--secure-aggregation"), "at least 3 parties"),
     ):
         failure = told("topics", "fit", *words, code=1)

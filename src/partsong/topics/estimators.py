@@ -574,7 +574,7 @@ history_, n_iter_, outcome_, seed_ :
             whole_number("rounds", self.rounds)
         if self.secure_aggregation and isinstance(self.method, str) and self.method == "fnmf":
             raise ParameterError(
-                'method="fnmf" compares models of single parties and cannot use secure aggregation. Use method="exact".',
+                'method="fnmf" compares single models and cannot use secure aggregation. Use method="exact".',
                 parameter="secure_aggregation",
             )
         if not 0 < real_number("participation", self.participation) <= 1:

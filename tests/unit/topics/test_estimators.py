@@ -425,7 +425,7 @@ def test_steps_that_are_too_large_are_told_with_ways_out_that_a_model_has(weight
     assert "rate=1e+09, batch=64" in told
     assert "a smaller rate, a larger batch, a smaller critic_rate" in told
     assert 'mi_gradient="js"' in told
-    assert ("weighting tfidf" in told) == (weighting == "counts")
+    assert ('weighting="tfidf"' in told) == (weighting == "counts")
     assert "(party 'eastern', stage 'local', round 0)" in told
     assert not any(word in told for word in ("on_party_error", "checkpoint", "shards"))
     assert partsong.FederatedTopicModel(3, rate=1e-3, rounds=1, **settings).fit(PARTIES).n_iter_ == 1
