@@ -50,7 +50,7 @@ class Table:
     def __post_init__(self) -> None:
         if self.X.ndim != 2:
             raise ShapeError(
-                f"{self.source}: a table has 2 dimensions, but this array has {self.X.ndim} "
+                f"{self.source}: a table has 2 dimensions, but this array has {self.X.ndim} dimension(s) "
                 f"(shape {tuple(self.X.shape)}). Reshape it to samples x features."
             )
         n_rows, n_columns = self.X.shape

@@ -86,7 +86,7 @@ def parse_errors(path: Path, kind: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise FileError(
-            f"{path}: file not found. Check the path; relative paths start at the working folder."
+            f"{path}: there is no such file. Check the path; relative paths start at the working folder."
         ) from error
     except PermissionError as error:
         raise FileError(

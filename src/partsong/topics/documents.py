@@ -57,7 +57,7 @@ def encoding_fault(place: Path, encoding: str, way_out: str) -> str:
             if not chunk:
                 break
             start += len(chunk)
-    return f"{place}: not {name} text; the first invalid byte is at position {at}. {way_out}"
+    return f"{place}: not {name} text; invalid at byte position {at}. {way_out}"
 
 
 def read_documents(path: str | os.PathLike[str], *, column: str = "text", encoding: str = "utf-8") -> list[str]:
@@ -150,7 +150,7 @@ def _attempt(place: Path, encoding: str, read: Callable[[IO[str]], None], way_ou
         error.__context__ = None  # may contain the text that could not be parsed
         return error.with_traceback(None)
     except FileNotFoundError:
-        return FileError(f"{place}: file not found. Check the path; relative paths start at the working folder.")
+        return FileError(f"{place}: there is no such file. Check the path; relative paths start at the working folder.")
     except UnicodeError:
         return FormatError(encoding_fault(place, encoding, way_out))
     except (OSError, EOFError) as error:

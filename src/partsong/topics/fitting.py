@@ -1,4 +1,4 @@
-"""Topics from parties' rows: methods by name, the device, the run, and advice where steps are too large."""
+"""Fit topics to the rows of parties: methods by name, devices, the run, and advice on step sizes."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from partsong.training.result import (
 from partsong.training.simulation import FederatedFit, simulate_rounds
 
 FEDERATED_METHODS = methods.names(methods.TEXTS)
-"""Methods between parties."""
+"""Federated methods."""
 
 FEDERATED_NAMES = methods.pooled_names()
-"""What a method does with all documents in one place is what its federated counterpart does with one party."""
+"""Pooled methods and their federated counterparts with one party."""
 
 POOLED_METHODS = tuple(FEDERATED_NAMES)
-"""Methods for texts that are in one place."""
+"""Methods for pooled texts."""
 
 SGD_METHODS = methods.names_with("epochs", FEDERATED_METHODS)
-"""Methods whose server takes steps of its own, and that can do with some of the parties in a round."""
+"""Methods by stochastic gradient descent: with server updates and client sampling."""
 
 SERVERS = methods.CHOICES["server"]
 
@@ -66,13 +66,13 @@ CRITIC_OPTIONS = ("critic", "mi_gradient", "critic_rate")
 
 
 def methods_with(parameter: str) -> tuple[str, ...]:
-    """The methods that have it, by all names that they have."""
+    """Return all names of the methods with a parameter."""
     meant = methods.names_with(parameter, FEDERATED_METHODS)
     return (*(name for name, same in FEDERATED_NAMES.items() if same in meant), *meant)
 
 
 def rounds_for(method: object) -> int:
-    """The most rounds by default."""
+    """Return the default maximum number of rounds."""
     if not isinstance(method, str):
         return TopicConfig().rounds
     texts = methods.method(FEDERATED_NAMES.get(method, method)).texts
@@ -85,20 +85,20 @@ PAPER_DEFAULTS: Mapping[str, Any] = {
     "critic_rate": None,
     "warm_start_weights": False,
 }
-"""What they are unless told otherwise: those of Si et al. (2022)."""
+"""Defaults, as in Si et al. (2022)."""
 
 NEGLIGIBLE = 1e-6
-"""A share of a topic's strongest word below which a word does not belong to it: iterations end with such traces."""
+"""Words below this share of a topic's strongest word are set to zero; iterations leave such traces."""
 
 ENGINE_ADVICE = (RECOVERY, FIXED_RECOVERY)
-"""What engines advise, and a topic model does not have: leaving a party out, and checkpoints."""
+"""Advice of engines that does not apply to topic models: skipping a party, and checkpoints."""
 
 WIDE_BOUND = 1e9
-"""Rows of topics have no such numbers, unless by steps that are too large; it is what masks let pass by themselves."""
+"""The default bound of secure sums; rows of topics exceed it only if steps are too large."""
 
 
 def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any], known: Any) -> Program:
-    """The program of a name among `known`, or the one given; `options` are those of a descent and of its server."""
+    """Return the program with a name in `known`, or the given one; `options` are those of SGD and of the server."""
     require_method(method, known)
     _require_use(method, options, known)
     if not isinstance(method, str):
@@ -113,7 +113,7 @@ def topic_program(method: Any, n_topics: int | None, options: Mapping[str, Any],
 
 
 def require_method(method: Any, known: tuple[str, ...]) -> None:
-    """Refuse what is neither a name that is known here nor a Program."""
+    """Refuse anything but a known name or a Program."""
     if isinstance(method, str):
         if method not in known:
             elsewhere = (
@@ -125,32 +125,32 @@ def require_method(method: Any, known: tuple[str, ...]) -> None:
             )
             hint = f" {method!r} is a method of {elsewhere}." if elsewhere else ""
             raise ParameterError(
-                f"method is one of {', '.join(known)}, or a Program; got {method!r}.{hint}", parameter="method"
+                f"method must be one of {', '.join(known)}, or a Program; got {method!r}.{hint}", parameter="method"
             )
     elif not all(hasattr(method, part) for part in PROGRAM):
         raise ParameterError(
-            f"method is one of {', '.join(known)}, or a Program; got {type(method).__name__}.", parameter="method"
+            f"method must be one of {', '.join(known)}, or a Program; got {type(method).__name__}.", parameter="method"
         )
 
 
 def require_server(method: Any, server: str, server_rate: Any = SERVER_RATE) -> None:
-    """Only averages can be moved adaptively, and only what moves so has a rate."""
+    """Refuse adaptive servers for methods without averages, and a rate for plain averages."""
     if server not in SERVERS:
-        raise ParameterError(f"server is one of {', '.join(SERVERS)}; got {server!r}.", parameter="server")
+        raise ParameterError(f"server must be one of {', '.join(SERVERS)}; got {server!r}.", parameter="server")
     if server != SERVERS[0] and method not in SGD_METHODS:
         raise ParameterError(
             f"server={server!r} is for {', '.join(SGD_METHODS)}; the method is {_name(method)}.", parameter="server"
         )
     if server == SERVERS[0] and server_rate != SERVER_RATE:
         raise ParameterError(
-            f"server_rate={server_rate!r} is for servers that take steps, {', '.join(SERVERS[1:])}: an average has no "
-            "rate. Take one of these, or leave server_rate out.",
+            f"server_rate={server_rate!r} is for adaptive servers: {', '.join(SERVERS[1:])}. Use one of these, or "
+            "remove server_rate.",
             parameter="server_rate",
         )
 
 
 def require_topics(n_topics: Any) -> int:
-    """The number of topics."""
+    """Return the checked number of topics."""
     if isinstance(n_topics, bool) or not hasattr(n_topics, "__index__") or int(n_topics) < 1:
         raise ParameterError(f"n_topics must be a whole number of at least 1; got {n_topics!r}.", parameter="n_topics")
     return int(n_topics)
@@ -160,37 +160,38 @@ def require_words(program: Program, n_words: int) -> None:
     """Refuse more topics than words."""
     if program.rank > n_words:
         raise ParameterError(
-            f"n_topics={program.rank}, but the vocabulary has {n_words} words: topics cannot be more than these. Ask "
-            "for fewer topics, or prune the vocabulary less.",
+            f"n_topics must be at most {n_words}, the number of words in the vocabulary; got {program.rank}. Use fewer "
+            "topics, or prune the vocabulary less.",
             parameter="n_topics",
         )
 
 
 def weighting_of(weighting: str | None, method: Any) -> str:
-    """What the rows of a method are: tf-idf, and counts for LDA, which models these."""
+    """Return the weighting of rows for a method: tf-idf by default, counts for LDA."""
     counts_words = FEDERATED_NAMES.get(str(method), method) == "fedlda" or isinstance(method, FederatedLDA)
     if weighting is None:
         return COUNTS if counts_words else TFIDF
     if weighting not in WEIGHTINGS:
-        raise ParameterError(f"weighting is one of {', '.join(WEIGHTINGS)}; got {weighting!r}.", parameter="weighting")
+        raise ParameterError(
+            f"weighting must be one of {', '.join(WEIGHTINGS)}; got {weighting!r}.", parameter="weighting"
+        )
     if counts_words and weighting != COUNTS:
         raise ParameterError(
-            f"LDA is a model of counts; weighting={weighting!r} is for the other methods.", parameter="weighting"
+            f"weighting={weighting!r} is not for LDA, which models counts. Remove weighting.", parameter="weighting"
         )
     return weighting
 
 
 def is_mixture(solver: Any) -> bool:
-    """Whether weights are shares of topics that sum to one, and not a fit of least squares."""
+    """Whether weights are topic shares that sum to one, instead of a least-squares fit."""
     return isinstance(solver, TopicRows)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMeasures(Measures):
-    """What can be known of a round without asking more of parties than they send: no error, and of LDA with everybody
-    in each round the perplexity.
+    """Measures of a round without further messages: no error; for LDA with full participation, the perplexity.
 
-    Nothing falls where the server cannot judge, or where rounds are over other parties each time: all of them are run.
+    Without an objective, or with sampled parties, the run does not stop early: all rounds are run.
     """
 
     has_perplexity: bool
@@ -203,7 +204,7 @@ class TopicMeasures(Measures):
 
 
 def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:
-    """The fit with what can be known of its rounds; where that is nothing, the last model is kept."""
+    """Return the fit with its measures; without an objective the last model is kept."""
     if isinstance(fit.program, FederatedLDA) and not is_sampled:
         return replace(fit, measures=TopicMeasures(True))
     if isinstance(fit.program, FederatedLDA | FederatedDescent):
@@ -212,7 +213,7 @@ def with_topic_measures(fit: FederatedFit, is_sampled: bool) -> FederatedFit:
 
 
 def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
-    """Refuse settings of critics and descents with a method that has none."""
+    """Refuse options of critics and SGD for methods without them."""
     for name in ("warm_start_weights", *CRITIC_OPTIONS):
         value = options.get(name, PAPER_DEFAULTS[name])
         takers = methods_with(name)
@@ -220,13 +221,12 @@ def _require_use(method: Any, options: Mapping[str, Any], known: Any) -> None:
             continue
         those = [one for one in takers if one in known]
         raise ParameterError(
-            f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Leave it out, or "
-            f"take {those[0]}.",
+            f"{name}={value!r} is for {', '.join(those)}; the method is {_name(method)}. Remove it, or use {those[0]}.",
             parameter=name,
         )
     if not isinstance(options.get("warm_start_weights", False), bool):
         raise ParameterError(
-            f"warm_start_weights is True or False; got {options['warm_start_weights']!r}.",
+            f"warm_start_weights must be True or False; got {options['warm_start_weights']!r}.",
             parameter="warm_start_weights",
         )
 
@@ -235,7 +235,7 @@ def _given(program: Any, n_topics: int | None) -> Program:
     rank = require_topics(program.rank)
     if n_topics is not None and n_topics != rank:
         raise ParameterError(
-            f"n_topics={n_topics!r}, but the program has {rank}. Leave n_topics out, or make both the same.",
+            f"n_topics={n_topics!r}, but the program has {rank}. Remove n_topics, or make both equal.",
             parameter="n_topics",
         )
     return program
@@ -246,7 +246,7 @@ def _name(method: Any) -> str:
 
 
 def require_device(device: Any, program: Any) -> None:
-    """Refuse a device that torch cannot use here, and programs that have nothing to do on one; None is NumPy."""
+    """Refuse a device that torch cannot use, and methods that do not use a device; None is NumPy."""
     if device is None:
         return
     if not isinstance(device, str):
@@ -256,15 +256,15 @@ def require_device(device: Any, program: Any) -> None:
         )
     if not isinstance(program, FederatedDescent):
         raise ParameterError(
-            f"device={device!r} is for descents, nmf-sgd, nmf-sgd-mi, fednmf and fednmf-mi: all other methods are "
-            "computed by NumPy and compiled loops. Leave it out, or take one of these.",
+            f"device={device!r} is for nmf-sgd, nmf-sgd-mi, fednmf and fednmf-mi; other methods use NumPy and compiled "
+            "loops. Remove it, or use one of these.",
             parameter="device",
         )
     _require_usable(device)
 
 
 def rows_on(device: str | None, rows: Any, dtype: Any = None) -> Matrix:
-    """Sparse rows behind products, by NumPy, or as a tensor on a device."""
+    """Return sparse rows as a Matrix, with NumPy or as a tensor on a device."""
     side = sparse.csr_array(rows)
     if device is None:
         return as_matrix(side, dtype)
@@ -275,7 +275,7 @@ def rows_on(device: str | None, rows: Any, dtype: Any = None) -> Matrix:
     parts = [side.indptr.astype(np.int64), side.indices.astype(np.int64), side.data]
     on_device = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its sparse tensors a beta
+        warnings.simplefilter("ignore")  # torch warns that its sparse tensors are in beta
         return as_matrix(torch.sparse_csr_tensor(*on_device, side.shape))
 
 
@@ -284,8 +284,7 @@ def _require_usable(device: str) -> None:
         import torch
     except ImportError as error:
         raise MissingExtra(
-            f'device={device!r} needs PyTorch, which is not installed: pip install "partsong[torch]". Without it, '
-            "leave device out.",
+            f'device={device!r} needs PyTorch. Install it: pip install "partsong[torch]", or remove device.',
             parameter="device",
         ) from error
     try:
@@ -293,19 +292,19 @@ def _require_usable(device: str) -> None:
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
         raise ParameterError(
-            f"device={device!r} cannot be used here: {reason}. Take another one, or none for NumPy.", parameter="device"
+            f"device={device!r} cannot be used: {reason}. Use another one, or None for NumPy.", parameter="device"
         ) from None
     if not is_here:
         raise ParameterError(
-            f"device={device!r} does not compute. Take another one, or none for NumPy.", parameter="device"
+            f"device={device!r} computes wrong results. Use another one, or None for NumPy.", parameter="device"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRun:
-    """How a program is run: how often, by whom, over what sums, on which device, and when it may stop.
+    """Settings of a run: rounds, absences, reduction, engine, device, and stopping rule.
 
-    `weighting` is what the rows are, for advice.
+    `weighting` is that of the rows, for advice in messages.
     """
 
     rounds: int
@@ -318,16 +317,16 @@ class TopicRun:
     weighting: str = ""
 
     def engine_for(self, n_parties: int) -> Engine:
-        """Parties take turns on a device, and run side by side without one."""
+        """Return the engine: sequential for one party or a device, else parallel."""
         takes_turns = n_parties == 1 or self.device is not None
         return self.engine or (Sequential() if takes_turns else Parallel())
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """H (k × V) with its largest topics first, and how large they are; how the run ended.
+    """H (k × V) with the largest topics first, their shares, and how the run ended.
 
-    Shares are of what topics explain, or for mixtures of the documents; they add up to one.
+    Shares are of the explained data, or for mixtures of the documents; they sum to one.
     """
 
     H: np.ndarray
@@ -339,7 +338,7 @@ class Topics:
 
 
 def learn(program: Any, rows: Mapping[str, DocumentRows], course: TopicRun, dtype: Any, watch: Watch) -> Topics:
-    """Run to the end; the first Ctrl-C keeps the model so far."""
+    """Fit topics; the first Ctrl-C stops the fit and keeps the model."""
     shards = [
         Shard(name, rows_on(course.device, own.rows, dtype), key(course.seed, "secret", name))
         for name, own in rows.items()
@@ -360,7 +359,7 @@ def learn(program: Any, rows: Mapping[str, DocumentRows], course: TopicRun, dtyp
 
 
 def count_cooccurrence(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int = TOP) -> Cooccurrence | None:
-    """In how many rows (n × V by party) the n strongest words of each topic occur together; None without any pair."""
+    """Count the rows (n × V by party) with pairs of each topic's n strongest words; None if there are no pairs."""
     topics = top_columns(H, n)
     if not any(len(topic) > 1 for topic in topics):
         return None
@@ -382,7 +381,7 @@ def _factors(fit: FederatedFit, training: Training, course: TopicRun) -> Topics:
 
 
 def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, DocumentRows], dtype: Any) -> Topics:
-    """Topics as probabilities of words, by the documents that they make up; without a word there is no topic."""
+    """Topics as word probabilities, ordered by their share of the documents."""
     warn_of_divergence(training)
     program = fit.program
     topics = program.components(training.best)
@@ -398,13 +397,13 @@ def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, DocumentR
 
 
 def without_empty(W: Any, counted: DocumentRows) -> Any:
-    """W with zeros for documents without a known word."""
+    """Return W with zeros for documents without a known word."""
     return np.where(np.asarray(counted.is_empty)[:, None], np.zeros((), W.dtype), W)
 
 
 @contextmanager
 def topic_errors(program: Any = None, course: TopicRun | None = None) -> Iterator[None]:
-    """Within this block errors of engines end with what the caller of a topic model can do."""
+    """Within this block errors of engines get advice for topic models."""
     try:
         yield
     except PartsongError as error:
@@ -418,48 +417,48 @@ def topic_errors(program: Any = None, course: TopicRun | None = None) -> Iterato
 
 
 def _topic_trouble(training: Training, program: Any, course: TopicRun) -> str:
-    """What went wrong in a run that diverged after its first round, with the same advice."""
+    """The trouble of a run that diverged after its first round, with advice for topic models."""
     if training.outcome is Outcome.DIVERGED and isinstance(program, FederatedDescent):
         return step_size_advice(program, course.weighting)
     return reduce(lambda trouble, note: trouble.replace(note, ""), ENGINE_ADVICE, training.error_text).strip()
 
 
 def _has_diverged(error: PartsongError, reduction: Reduction) -> bool:
-    """Numbers that are not finite, all zero, or beyond what wide masks let pass."""
+    """Whether the error means divergence: values that are not finite, all zero, or beyond the bound of secure sums."""
     is_beyond = isinstance(error, UploadError) and getattr(reduction, "bound", 0.0) >= WIDE_BOUND
     return is_beyond or isinstance(error, DivergenceError)
 
 
 def step_size_advice(program: FederatedDescent, weighting: str) -> str:
-    """That the steps of a descent are too large, and what to do about it."""
+    """Return the message for steps that are too large, with advice."""
     descent, rate = program.descent, getattr(program.descent.information, "rate", None)
     critic = "" if rate is None else f", critic_rate={rate:g}"
     return (
-        "Numbers grew beyond all measure, or all topics have fallen to zero: the steps are too large for these texts "
+        "The fit diverged, or all topics became zero: the steps are too large for these texts "
         f"(rate={descent.rate:g}, batch={descent.batch}{critic}). {_smaller_steps(program, weighting)}"
     )
 
 
 def warn_of_no_topics(program: Any, done: FitResult, weighting: str) -> None:
-    """Warn where W H is zero and X is not."""
+    """Warn if W H is zero and X is not."""
     if not isinstance(program, FederatedDescent):
         warn_if_model_is_zero(program.solver, done)
     elif is_zero(done):
-        message = f"The topics are zero: they explain nothing of these texts. {_smaller_steps(program, weighting)}"
+        message = f"All topics are zero. {_smaller_steps(program, weighting)}"
         warnings.warn(message, EmptyModelWarning, stacklevel=2)
 
 
 def _smaller_steps(program: FederatedDescent, weighting: str) -> str:
-    """Settings that make them smaller. The largest eigenvalue of W_SᵀW_S/b, which bounds steps of H, is convex: over
-    larger batches it is smaller on average.
+    """Advice for smaller steps. The largest eigenvalue of W_SᵀW_S/b, which bounds steps of H, is convex: it is smaller
+    on average for larger batches.
     """
     information, ways = program.descent.information, ["a smaller rate", "a larger batch"]
     if isinstance(information, MutualInformation):
         ways.append("a smaller critic_rate")
         if not isinstance(information.bound, JensenShannon):
-            ways.append("the mi_gradient js")
+            ways.append('mi_gradient="js"')
     if not isinstance(program.server_update, Replace):
         ways.append("a smaller server_rate")
     if weighting == COUNTS:
-        ways.append("the weighting tfidf, by which all rows have norm 1")
-    return f"Take {', '.join(ways[:-1])} or {ways[-1]}."
+        ways.append('weighting="tfidf", with rows of norm 1')
+    return f"Use {', '.join(ways[:-1])} or {ways[-1]}."

@@ -103,7 +103,7 @@ def test_npz_finds_the_matrix(tmp_path, arrays, key, expected):
 
 def test_npz_that_leaves_open_which_matrix_is_meant(tmp_path):
     path = npz(tmp_path / "d.npz", a=X, b=X)
-    with pytest.raises(FormatError, match=r"'a' \(4, 3\) float64, 'b'.*Name one"):
+    with pytest.raises(FormatError, match=r"'a' \(4, 3\) float64, 'b'.*Pass one"):
         read(path)
     with pytest.raises(ParameterError, match=r"no array 'c'.*'a'"):
         read(path, key="c")

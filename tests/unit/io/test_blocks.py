@@ -74,7 +74,7 @@ def test_other_files_are_read_whole_and_cut(S, tmp_path):
         require_same_blocks(tmp_path / name, X, is_partial=False)
     source = open_source(tmp_path / "x.csv").released((3, 9))
     assert source.feature_names == tuple(f"f{j}" for j in range(31))
-    with pytest.raises(FormatError, match="let go"):
+    with pytest.raises(FormatError, match="have been released"):
         source.block((3, 9))
 
 

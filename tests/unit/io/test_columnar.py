@@ -62,7 +62,7 @@ class TestParquet:
     def test_columns_that_cannot_be_used(self, tmp_path, frame):
         frame["s"], frame["t"] = ["x", "y"], ["x", "y"]
         frame.to_parquet(tmp_path / "t.parquet")
-        with pytest.raises(FormatError, match=r"columns 's' .*'t'.*as the label"):
+        with pytest.raises(FormatError, match=r"columns 's' .*'t'.*as label"):
             read(tmp_path / "t.parquet")
         with pytest.raises(FeatureError, match="label='z'"):
             read(tmp_path / "t.parquet", label="z")

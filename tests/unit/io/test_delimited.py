@@ -114,7 +114,7 @@ def test_transpose_turns_names_too(write):
         ("a;b\n1,5;2,5\n1,5;2,5\n", FormatError, r"semicolons.*sep=';', decimal=','"),
         ("1,5;2,5\n3,5;4,5\n", FormatError, r"semicolons.*sep=';', decimal=','"),
         ("a\tb\n1,5\t2,5\n", FormatError, r"tabs.*sep='\\t', decimal=','"),
-        ("# mine\na,b\n1,2\n", FormatError, "first line is a comment .'# mine'.. Delete"),
+        ("# mine\na,b\n1,2\n", FormatError, "first line is a comment .'# mine'.. Remove"),
         ("a|b\n1|2\n", FormatError, r"bars.*sep='\|'"),
         ('a,b\n"1,5","2,5"\n', FormatError, "decimal comma"),
         ("a,b\n1,1_0\n", FormatError, "1_0"),
@@ -251,5 +251,5 @@ def test_headers_that_cannot_be(write):
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.mtx", "x.parquet", "x.h5ad"])
 def test_only_text_has_a_header(tmp_path, name, header):
     (tmp_path / name).write_bytes(b"whatever")
-    with pytest.raises(ParameterError, match=f"header={header} means nothing.*it is for .csv"):
+    with pytest.raises(ParameterError, match=f"header={header} does not apply.*it is for .csv"):
         read(tmp_path / name, header=header)

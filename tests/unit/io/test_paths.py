@@ -75,7 +75,7 @@ def test_text_and_path_likes_are_paths(fitted, tmp_path):
 
 @pytest.mark.parametrize("name", ["m", "m.pkl", "m.npz", "m.safetensors.gz", "m.safetensor"])
 def test_a_model_file_says_what_it_is(fitted, tmp_path, name):
-    with pytest.raises(FileError, match=r"ends in \.safetensors\. Save it as m.*\.safetensors"):
+    with pytest.raises(FileError, match=r"must end in \.safetensors\. Save it as m.*\.safetensors"):
         fitted.save(tmp_path / name)
     federated = partsong.FederatedNMF(2, rounds=1, random_state=0).fit([X[:4], X[4:]])
     with pytest.raises(FileError, match="safetensors"):

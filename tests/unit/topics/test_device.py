@@ -98,7 +98,7 @@ def test_devices_that_are_not_there_are_refused_before_anything_is_counted(devic
 
 def test_devices_are_for_descents():
     for kind, method in ((partsong.TopicModel, "lda"), (partsong.FederatedTopicModel, "exact")):
-        with pytest.raises(ParameterError, match="is for descents"):
+        with pytest.raises(ParameterError, match="is for nmf-sgd, nmf-sgd-mi, fednmf"):
             kind(2, method=method, device="cpu").fit(object())
 
 

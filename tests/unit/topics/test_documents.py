@@ -101,7 +101,7 @@ def test_an_unknown_encoding_is_named_by_its_byte(tmp_path, bad_at):
     except UnicodeDecodeError as error:
         decodes_until = error.start
     path = write(tmp_path / "a.csv", body)
-    refused(FormatError, lambda: read_documents(path), f"byte position {decodes_until}", "name its encoding")
+    refused(FormatError, lambda: read_documents(path), f"byte position {decodes_until}", "pass its encoding")
 
 
 def test_a_text_that_ends_within_a_letter(tmp_path):
@@ -123,7 +123,7 @@ def test_a_text_that_ends_within_a_letter(tmp_path):
         ("a.jsonl", '["' + SECRET + '"]\n', ("line 1", "'text'")),
         ("a.csv", "", ("empty",)),
         ("a.docx", SECRET, (".csv",)),
-        ("a.txt.gz", SECRET, ("packing",)),
+        ("a.txt.gz", SECRET, ("compression",)),
     ],
 )
 def test_what_cannot_be_read_is_named_by_its_place(tmp_path, name, text, needed):

@@ -114,7 +114,7 @@ def test_a_list_that_is_not_utf_8_has_a_way_out_that_works(tmp_path):
     path = tmp_path / "own.txt"
     path.write_bytes("für\nkatze\n".encode("latin-1"))
     for read in (stop_words_of, Vocabulary.of_file):
-        with pytest.raises(FormatError, match=r"position 1\. Save it as UTF-8: word lists") as caught:
+        with pytest.raises(FormatError, match=r"byte position 1\. Save it as UTF-8: word lists") as caught:
             read(path)
         assert "encoding=" not in str(caught.value)
         assert "für" not in str(caught.value)

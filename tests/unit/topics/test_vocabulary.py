@@ -79,7 +79,7 @@ def test_a_party_that_misses_every_shared_word_has_empty_documents():
 
 
 def test_all_documents_empty_after_pruning():
-    with pytest.raises(DataError, match="3 documents has a word"):
+    with pytest.raises(DataError, match="3 documents are empty after"):
         Vocabulary.of_documents(["the", "of 12", ""])
     vocabulary = Vocabulary.of_documents(["secretword cat", "cat"])
     assert vocabulary.pruned(min_documents=2).words == ("cat",)
