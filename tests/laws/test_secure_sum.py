@@ -618,7 +618,9 @@ def a_negative_weight(vector):
 @pytest.mark.parametrize("lie", [garbage, one_number_far_off, a_negative_weight])
 @pytest.mark.parametrize("aggregation", [Sum(), WeightedMean()], ids=["sum", "mean"])
 def test_a_sum_that_parties_within_their_bounds_cannot_have_is_refused_and_nobody_named(lie, aggregation):
-    with pytest.raises(UploadError, match=r"round 0 over p000, p001, p002.*nobody can be named.*begin anew") as caught:
+    with pytest.raises(
+        UploadError, match=r"round 0 over p000, p001, p002.*nobody can be named.*start a new run"
+    ) as caught:
         Play(Liar(lie), aggregation)(uploads_of(3, high=1e6))
     assert "'p001'" not in str(caught.value)
 
@@ -724,7 +726,7 @@ def test_contents_that_are_none_are_an_error_of_ours(contents):
         return {**inbox, "p002": signed_by("p002", played, at, message["body"], bytes(32) + contents)}
 
     played = Played({}, None)
-    with pytest.raises(PartyError, match=r"'p002', phase 2 \(masked upload\).*cannot be read"):
+    with pytest.raises(PartyError, match=r"'p002', phase 2 \(masked upload\).*unreadable"):
         Play(change=change)(uploads_of(5), played=played)
 
 
@@ -922,9 +924,7 @@ def test_two_lists_end_a_sum_and_reveal_nothing():
         return other_list(reply, "p004") if at == UNMASKING and name in ("p000", "p001") else reply
 
     played = Played({}, None)
-    with pytest.raises(
-        PartyError, match=r"phase 3 \(unmasking\).*(do not fit each other|bytes, not).*No upload was revealed"
-    ):
+    with pytest.raises(PartyError, match=r"phase 3 \(unmasking\).*(do not match|bytes, not).*No upload was revealed"):
         Play(lie=lie)(uploads_of(5), played=played)
     assert played.total is None
 
@@ -978,7 +978,7 @@ def test_a_server_that_asks_twice_is_refused():
 @pytest.mark.parametrize(
     ("listed", "words"),
     [
-        (["p000", "p001"], r"2 of 5 parties were heard, and 3 are needed"),
+        (["p000", "p001"], r"2 of 5 parties answered, and 3 are needed"),
         (["p001", "p002", "p003"], r"'p000'.*lists this party as dropped"),
         (["p000", "p001", "p002", "p009"], r"'p009'.*not in this sum"),
         (["p000", "p000", "p001", "p002"], r"not in this sum once"),
@@ -1089,12 +1089,12 @@ def test_a_late_upload_of_a_party_declared_dropped_stays_hidden():
 @pytest.mark.parametrize(
     ("phase", "place", "words"),
     [
-        (UNMASKING, 40, r"'p002', phase 3 .*shares cannot be read"),
-        (UNMASKING, 33 * 5 + 16 + 5, r"'p002', phase 3 .*shares cannot be read"),
+        (UNMASKING, 40, r"'p002', phase 3 .*shares are unreadable"),
+        (UNMASKING, 33 * 5 + 16 + 5, r"'p002', phase 3 .*shares are unreadable"),
         (UNMASKING, 33 * 5 + 16 + 33 + 5, r"'p002', phase 3 .*and that of 'p000' do not fit"),
         (UNMASKING, -1, r"'p004', phase 3 .*and that of 'p002' do not fit"),
         (UNMASKING, range(33 * 5 + 16 + 33, 33 * 5 + 16 + 33 + 4 * 81), r"Party 'p002', phase 3 .*'p000', 'p001'"),
-        (SHARES, 5, r"'p002', phase 1 .*for 'p000' are not those that it has committed"),
+        (SHARES, 5, r"'p002', phase 1 .*for 'p000' do not match its commitments"),
         (SHARES, -1, r"'p002', phase 1 .*for 'p004' cannot be opened"),
     ],
 )
@@ -1145,7 +1145,7 @@ def test_what_is_no_share_is_an_error_of_ours_even_where_two_have_agreed_on_it(m
         honest = secret_sharing.parse_share
         patched.setattr(secret_sharing, "parse_share", lambda text: honest(text) if text.strip(b"\xff") else 0)
         played = Played({}, None)
-        with pytest.raises(PartyError, match=r"'p002', phase 3 .*dealt what is no share to 'p001'"):
+        with pytest.raises(PartyError, match=r"'p002', phase 3 .*dealt an invalid share to 'p001'"):
             Play(change=change)(uploads_of(5), played=played)
 
 
@@ -1164,7 +1164,7 @@ def test_a_dealer_whose_shares_do_not_give_its_secret_back_is_named(is_dropped):
         return {**inbox, "p002": signed_by("p002", played, at, build_shares_body("p002", wrong, dealer.keys))}
 
     played = Played({}, None)
-    with pytest.raises(PartyError, match=r"'p002', phase 3 .*do not give back the secret.*no upload was revealed"):
+    with pytest.raises(PartyError, match=r"'p002', phase 3 .*do not reconstruct the secret.*no upload was revealed"):
         Play(change=change, silent={"p002": UPLOAD} if is_dropped else {})(uploads_of(5), played=played)
 
 
@@ -1275,7 +1275,7 @@ def test_a_roster_is_pinned_or_learnt_once():
         Play(SecureSum(roster={**build_roster(shards), "p000": bytes(32)}))(uploads)
     with pytest.raises(ParameterError, match=r"'p003' is not in the roster"):
         Play(SecureSum(roster={name: k for name, k in build_roster(shards).items() if name != "p003"}))(uploads)
-    with pytest.raises(ParameterError, match=r"'p000' has no secret, so that everybody could sign for it"):
+    with pytest.raises(ParameterError, match=r"'p000' has no secret, so anyone could sign for it"):
         pinned.setup_party("p000", 0, done.context.layout)
     learnt = Play(SecureSum(batch=1))(uploads)
     stranger = SecureSum(batch=1).setup_party("p002", 12345, learnt.context.layout)

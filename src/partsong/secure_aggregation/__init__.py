@@ -1,1 +1,1 @@
-"""Masked sums."""
+"""Secure aggregation: the server learns the sum of the parties' uploads and no single one."""

@@ -1,10 +1,11 @@
-"""A masked sum at a party: what it draws, checks and answers, phase by phase.
+"""Client side of a masked sum: what a party draws, checks and answers in each phase.
 
     y_u = x_u + PRG(b_u) + Σ_{v>u} PRG(s_uv) − Σ_{v<u} PRG(s_uv)   mod 2⁶⁴
 
-with the seed b_u of its own and a secret s_uv that u and v alone can compute, both drawn for this one sum. Of every
-other party it holds one share of b_v and one of v's mask key, and gives away one of the two: which one follows from the
-one list of survivors that it answers, and its answer can be read when t parties have answered that list.
+Party u draws the seed b_u itself. Only u and v can compute the secret s_uv. Both are used for this sum only. Party u
+holds one share of b_v and one of v's mask key for every other party v, and reveals one of the two. The list of
+survivors decides which one. The party answers one list only, and its answer can be read once t parties have answered
+that list.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ from partsong.secure_aggregation.secret_sharing import (
 @state("secure.client-setup")
 @dataclass(frozen=True, slots=True)
 class ClientSetup:
-    """What a party keeps of a set-up: secrets in common with each other party; and for each sum that is to come, by
-    its round, secrets of its own and shares of everybody's, end to end (of the seed, of the key; dealer by dealer).
+    """What a party keeps after a set-up.
+
+    `pairs` are the secrets that it shares with each other party. For each remaining sum, by round, `own` has the
+    party's own secrets and `held` its shares of all parties' secrets, concatenated (seed, then key; dealer by dealer).
     """
 
     group: SetupGroup
@@ -79,14 +82,14 @@ class ClientSetup:
     held: Mapping[int, bytes] = field(repr=False)
 
     def shares(self, sum_context: SumContext, survivors: Sequence[str]) -> bytes:
-        """For each party of a sum one share: of its seed if it survived, else of its key."""
+        """Return one share for each party of the sum: of its seed if it survived, else of its key."""
         both = chunks(self.held[sum_context.params.index], len(KINDS) * SHARE_BYTES)
         held = dict(zip(self.group.dealers, both, strict=True))
         parts = {True: slice(0, SHARE_BYTES), False: slice(SHARE_BYTES, None)}
         return b"".join(held[name][parts[name in survivors]] for name in sum_context.params.participants)
 
     def after_round(self, index: int) -> ClientSetup | None:
-        """Without all that was for sums up to this one."""
+        """Return the set-up without the secrets of sums up to this round; None if no sum remains."""
         own = {at: secrets for at, secrets in self.own.items() if at > index}
         return ClientSetup(self.group, self.pairs, own, {at: self.held[at] for at in own}) if own else None
 
@@ -94,7 +97,7 @@ class ClientSetup:
 @state("secure.client-identity")
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """What a party keeps from sum to sum: its signing key, the others' verifying keys, the last round it was in."""
+    """What a party keeps between sums: its signing key, the others' verifying keys and the last round it was in."""
 
     party: str
     signing: bytes = field(repr=False)
@@ -107,7 +110,7 @@ class ClientIdentity:
 @state("secure.client-upload")
 @dataclass(frozen=True, slots=True)
 class UploadDraft:
-    """What a party is about to add, and on which terms it was asked to."""
+    """The vector that a party will add, and the protocol parameters it was asked with."""
 
     params: ProtocolParams
     header: UploadHeader
@@ -117,7 +120,7 @@ class UploadDraft:
 @state("secure.client-keys")
 @dataclass(frozen=True, slots=True)
 class SetupDraft:
-    """A party in the middle of a set-up: what it has drawn, and what it keeps of it until shares of all have come."""
+    """A set-up in progress: what the party has drawn, and what it keeps until the shares of all parties arrive."""
 
     share_key: KeyPair
     secrets: tuple[Secrets, ...] = field(repr=False)
@@ -130,7 +133,7 @@ class SetupDraft:
 @state("secure.client")
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """A party in the middle of a sum; `phases` are those that it may be asked for next, and it answers each once.
+    """A party during a sum. `phases` lists the phases it may be asked for next; it answers each once.
 
     `participants`: the parties with which it has masked; empty before.
     """
@@ -145,30 +148,30 @@ class ClientState:
 
     @property
     def setup(self) -> ClientSetup:
-        """In the set-up that the sum is part of."""
+        """The set-up that the sum belongs to."""
         assert self.identity.setup is not None
         return self.identity.setup
 
     @property
     def sum_context(self) -> SumContext:
-        """The sum, once it has masked."""
+        """The sum, once the party has masked its upload."""
         return self.setup.group.sum_context(self.draft.params.index, self.participants)
 
 
 def answer(phase: int, state: ClientState, reply: Message) -> tuple[ClientState, Message]:
-    """What a party sends in a phase; a phase that was answered, or left out, is refused."""
+    """Answer a phase. A phase that was answered or skipped is refused."""
     if phase not in state.phases:
         raise state.draft.params.message_context(phase).party_error(
             state.identity.party,
-            f"it was asked for phase {phase} out of turn. A phase is answered once, in order: two answers could reveal "
-            "both secrets of a party.",
+            f"it was asked for phase {phase} out of turn. A party answers each phase once, in order: two answers could "
+            "reveal both secrets of a party.",
         )
     state, message = (_advertise, _share, _mask, _reveal)[phase](state, reply)
     return replace(state, phases=(phase + 1,) if phase < UNMASKING else ()), message
 
 
 def _advertise(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
-    """Draw the keys and seeds of all sums of a batch."""
+    """Draw the keys and seeds for all sums of a batch, and advertise the public keys."""
     draw, params = state.source, state.draft.params
     share_key = generate_key_pair(draw)
     secrets = tuple(Secrets(draw(KEY_BYTES), draw(KEY_BYTES)) for _ in range(params.batch))
@@ -178,13 +181,13 @@ def _advertise(state: ClientState, reply: Message) -> tuple[ClientState, Message
 
 
 def _share(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
-    """Shares of all secrets for all whose keys were heard, sealed for each."""
+    """Split all secrets into shares for the parties whose keys arrived, sealed for each."""
     params, identity, setup_draft = state.draft.params, state.identity, _setup_draft(state)
     admitted = admit(params, identity.roster, split_relayed(reply), identity.is_pinned)
     own = admitted.adverts.get(identity.party)
     if own != _advertised_keys(identity, setup_draft.share_key, setup_draft.secrets):
         raise params.message_context(SHARES).party_error(
-            identity.party, "the server passes on other keys as those of this party."
+            identity.party, "the server relays other keys as those of this party."
         )
     holdings = split_among(admitted, params.threshold, state.source, setup_draft.secrets)
     secrets = pair_secrets(identity.party, setup_draft.share_key.private, admitted)
@@ -198,7 +201,7 @@ def _share(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
 
 
 def _mask(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
-    """The vector under its masks, once the shares of all parties in the sum are held."""
+    """Mask the vector, once the shares of all parties in the sum are held."""
     draft = state.draft
     if state.setup_draft is None:
         setup, participants = _existing_setup(state), draft.params.participants
@@ -223,7 +226,7 @@ def _mask(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
 
 
 def _reveal(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
-    """For each party of the sum one share, for the one list of survivors that this party answers."""
+    """Reveal one share for each party of the sum, for the only list of survivors that this party answers."""
     sum_context, identity, setup = state.sum_context, state.identity, state.setup
     context, index = sum_context.message_context(UNMASKING), sum_context.params.index
     survivors = _survivors(state, sum_context, reply)
@@ -245,26 +248,26 @@ def _setup_draft(state: ClientState) -> SetupDraft:
 
 
 def _existing_setup(state: ClientState) -> ClientSetup:
-    """The set-up that a sum without one of its own is part of, if there is one here."""
+    """Return the set-up of an earlier sum that this sum uses; raise PartyError if there is none."""
     params, identity = state.draft.params, state.identity
     setup, context = identity.setup, params.message_context(UPLOAD)
     if setup is None or params.index not in setup.own or params.settings != setup.group.params.settings:
         raise context.party_error(
             identity.party,
             "it was asked for a masked upload, but has no keys for this sum: it was in no set-up for this round, or "
-            "this sum was before. Nothing was sent. Begin with keys (phase 0).",
+            "this sum is already over. Nothing was sent. Start with keys (phase 0).",
         )
     strangers = sorted(set(params.participants) - set(setup.group.dealers))
     if strangers or identity.party not in params.participants:
         raise context.party_error(
             (strangers or [identity.party])[0],
-            f"it cannot be in a sum with {identity.party!r} without a set-up that both were in. Nothing was sent.",
+            f"it cannot be in a sum with {identity.party!r} without a set-up that includes both. Nothing was sent.",
         )
     return setup
 
 
 def _complete_setup(state: ClientState, reply: Message) -> ClientSetup:
-    """The end of a set-up: all shares that were passed on are for this party, and those that were promised."""
+    """Finish a set-up: open the relayed shares and check each against its dealer's commitments."""
     params, setup_draft, party = state.draft.params, _setup_draft(state), state.identity.party
     admitted = setup_draft.admitted
     assert admitted is not None
@@ -272,7 +275,7 @@ def _complete_setup(state: ClientState, reply: Message) -> ClientSetup:
     strangers = sorted(bodies.keys() - admitted.adverts.keys())
     if strangers or party not in bodies:
         raise params.message_context(UPLOAD).party_error(
-            (strangers or [party])[0], "shares are passed on for others than those whose keys were."
+            (strangers or [party])[0], "the server relays shares of other parties than those whose keys it relayed."
         )
     params.require_enough(SHARES, bodies, admitted.adverts)
     context = params.message_context(SHARES, admitted.transcript)
@@ -289,21 +292,23 @@ def _complete_setup(state: ClientState, reply: Message) -> ClientSetup:
 
 
 def _survivors(state: ClientState, sum_context: SumContext, reply: Message) -> tuple[str, ...]:
-    """The server's list, if it would single out nobody."""
+    """Return the server's list of survivors; raise an error if it would single out a party."""
     party, participants = state.identity.party, sum_context.params.participants
     context = sum_context.message_context(UNMASKING)
     try:
         survivors = tuple(sorted(parse_names(reply["survivors"])))
     except (KeyError, ValueError) as error:
-        raise context.party_error(party, "the server's list of survivors cannot be read.") from error
+        raise context.party_error(party, "the server's list of survivors is unreadable.") from error
     odd = sorted(set(survivors) - set(participants))
     if odd or len(set(survivors)) != len(survivors):
-        raise context.party_error((odd or survivors)[0], "it is listed as a survivor, but is not in this sum once.")
+        raise context.party_error(
+            (odd or survivors)[0], "it is listed as a survivor, but is not in this sum exactly once."
+        )
     if party not in survivors:
         raise context.party_error(
             party,
-            "the server lists this party as dropped, although it has sent its masked upload, which "
-            "stays masked. It takes no further part in this sum.",
+            "the server lists this party as dropped, although it has sent its masked upload. The upload stays masked, "
+            "and the party leaves this sum.",
         )
     sum_context.params.require_enough(UPLOAD, survivors, participants)
     return survivors

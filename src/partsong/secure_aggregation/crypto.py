@@ -1,14 +1,14 @@
-"""Cryptography of masked sums: key agreement, sealing, masks and Shamir's secret sharing.
+"""Cryptography of masked sums: key agreement, authenticated encryption, masks and Shamir's secret sharing.
 
-All of it but the sharing is from the package `cryptography`, which is imported when it is used.
+Everything but the secret sharing comes from the package `cryptography`, which is imported on first use.
 
-X25519 (RFC 7748) agrees on a secret, HKDF-SHA256 (RFC 5869) makes a key for one purpose of it, ChaCha20 (RFC 8439)
-makes a mask of a key, ChaCha20-Poly1305 seals shares, Ed25519 (RFC 8032) signs. A key is used for one stream or one
-sealed text only, so that nonces are zero.
+X25519 (RFC 7748) agrees on a secret. HKDF-SHA256 (RFC 5869) derives a key from it for one purpose. ChaCha20 (RFC 8439)
+expands a key to a mask, ChaCha20-Poly1305 seals shares, and Ed25519 (RFC 8032) signs. Each key is used for a single
+stream or a single sealed text, so nonces are zero.
 
-A secret in shares, of which t give it back and t − 1 say nothing (Shamir, 1979), is f(0) of a polynomial of degree
-t − 1 over the numbers modulo a prime, its other coefficients drawn uniformly; share x is f(x) for x = 1 … n. For any
-t − 1 shares and any secret there is exactly one such polynomial, so that all secrets are equally likely.
+Shamir's secret sharing (1979): t shares reconstruct the secret, and t − 1 reveal nothing. The secret is f(0) of a
+polynomial of degree t − 1 modulo a prime, whose other coefficients are drawn uniformly. Share x is f(x) for x = 1 … n.
+For any t − 1 shares and any secret there is exactly one such polynomial, so all secrets are equally likely.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ CHUNK = 1 << 14
 _PRIMITIVES = "cryptography.hazmat.primitives"
 
 PRIME = 2**256 + 297
-"""The smallest prime above 2²⁵⁶: every secret of 32 bytes is a number below it."""
+"""The smallest prime above 2²⁵⁶, so every 32-byte secret is a number below it."""
 SHARE_BYTES = 33
-"""Of a number below PRIME."""
+"""Size of a number below PRIME."""
 
 
 @state("secure.key-pair")
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """An X25519 key, used in one sum."""
+    """An X25519 key pair, used in one sum."""
 
     private: bytes = field(repr=False)
     public: bytes
 
 
 def require_cryptography() -> None:
-    """Say at once, and not in the middle of a round, that the package is not there."""
+    """Raise MissingExtra now, rather than in the middle of a round, if the package is missing."""
     _module("hashes")
 
 
 def join_fields(*parts: bytes | str | int) -> bytes:
-    """One text of several, such that different lists never give the same one."""
+    """Join several texts, each with its length, so that different lists never give the same result."""
     texts = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
     return b"".join(len(text).to_bytes(8, "little") + text for text in texts)
 
 
 def fingerprint(*parts: bytes | str | int) -> bytes:
-    """SHA-256 of a list of texts."""
+    """Return SHA-256 of a list of texts."""
     return hashlib.sha256(join_fields(*parts)).digest()
 
 
 def generate_key_pair(source: Source) -> KeyPair:
-    """A fresh one."""
+    """Draw a new key pair."""
     private = source(KEY_BYTES)
     return KeyPair(private, public_key(private))
 
 
 def public_key(private: bytes) -> bytes:
-    """What may be told of a private key."""
+    """Return the public key of a private key."""
     return _x25519().X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def shared_secrets(private: bytes, publics: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The secret that is shared with each party, by its public key; keys of small order are refused."""
+    """Return the secret shared with each party, from its public key; keys of small order are refused."""
     x25519 = _x25519()
     own, secrets = x25519.X25519PrivateKey.from_private_bytes(private), {}
     for name, key in publics.items():
@@ -84,20 +84,20 @@ def shared_secrets(private: bytes, publics: Mapping[str, bytes]) -> dict[str, by
             secrets[name] = own.exchange(x25519.X25519PublicKey.from_public_bytes(key))
         except ValueError as error:
             raise PartyError(
-                f"Party {name!r} has sent a public key of small order, with which no secret can be agreed on (phase 0, "
-                "keys). Nothing was sent to it."
+                f"Party {name!r} has sent a public key of small order, which cannot establish a shared secret (phase "
+                "0, keys). Nothing was sent to it."
             ) from error
     return secrets
 
 
 def derive_key(secret: bytes, *purpose: bytes | str | int) -> bytes:
-    """A key of 32 bytes for one purpose."""
+    """Derive a 32-byte key for one purpose."""
     hashes, hkdf = _module("hashes"), _module("kdf.hkdf")
     return hkdf.HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=join_fields(*purpose)).derive(secret)
 
 
 def add_mask(total: Any, key: bytes, *, negated: bool = False) -> None:
-    """total ± the stream of a key, numbers modulo 2⁶⁴, in place; in pieces that stay in a near cache."""
+    """Add the key's stream to `total`, or subtract it, modulo 2⁶⁴ and in place; in chunks that fit the CPU cache."""
     ciphers = _module("ciphers")
     encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     zeros, drawn = memoryview(bytes(8 * min(CHUNK, len(total)))), bytearray(8 * min(CHUNK, len(total)))
@@ -109,22 +109,22 @@ def add_mask(total: Any, key: bytes, *, negated: bool = False) -> None:
 
 
 def seed_stream(seed: bytes, transcript: bytes) -> bytes:
-    """The key of a party's own mask in one sum."""
+    """Return the stream key of a party's own mask in one sum."""
     return derive_key(seed, "own mask", transcript)
 
 
 def pair_stream(secret: bytes, one: str, other: str, transcript: bytes) -> bytes:
-    """The key of the mask of two parties in one sum, the same for both."""
+    """Return the stream key of the mask of two parties in one sum, the same for both."""
     return derive_key(secret, "mask of two", transcript, *sorted((one, other)))
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """A text that only the holders of the key can read, or change; what it is about is in how the key was derived."""
+    """Encrypt and authenticate a text. The key is derived for its purpose, so no associated data are needed."""
     return _module("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, None)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """The text, or None if it was not sealed with this key."""
+    """Return the text, or None if it was not sealed with this key."""
     try:
         return _module("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
     except import_module("cryptography.exceptions").InvalidTag:
@@ -132,23 +132,23 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
 
 
 def signing_key(secret: int, party: str) -> bytes:
-    """The Ed25519 key that a party keeps for all sums, from the secret of its shard."""
+    """Derive the Ed25519 key that a party uses in all sums from the secret of its shard."""
     width = max(KEY_BYTES, -(-secret.bit_length() // 8))
     return derive_key(secret.to_bytes(width, "little"), "partsong signing key", party)
 
 
 def verifying_key(signing: bytes) -> bytes:
-    """What others know a signature by."""
+    """Return the public key that verifies signatures of a signing key."""
     return _ed25519().Ed25519PrivateKey.from_private_bytes(signing).public_key().public_bytes_raw()
 
 
 def sign(signing: bytes, text: bytes) -> bytes:
-    """64 bytes that nobody else can make."""
+    """Return the signature (64 bytes) of a text."""
     return _ed25519().Ed25519PrivateKey.from_private_bytes(signing).sign(text)
 
 
 def is_valid_signature(verifying: bytes, signature: bytes, text: bytes) -> bool:
-    """Whether the holder of the key has signed this text."""
+    """Whether the holder of the key signed this text."""
     try:
         _ed25519().Ed25519PublicKey.from_public_bytes(verifying).verify(signature, text)
     except (ValueError, import_module("cryptography.exceptions").InvalidSignature):
@@ -170,24 +170,24 @@ def _module(name: str) -> Any:
         return import_module(f"{_PRIMITIVES}.{name}")
     except ImportError as error:
         raise MissingExtra(
-            'Masked sums need the package cryptography, which is not installed: pip install "partsong[privacy]".'
+            'Secure aggregation needs the package cryptography. Install it: pip install "partsong[privacy]".'
         ) from error
 
 
 def split(secret: int, holders: int, threshold: int, source: Source, prime: int = PRIME) -> list[int]:
-    """The shares f(1) … f(n) of a secret."""
+    """Return the shares f(1) … f(n) of a secret."""
     if not 1 <= threshold <= holders < prime:
         raise ParameterError(
             f"Shares need 1 ≤ threshold ≤ holders < prime; got threshold={threshold}, holders={holders}."
         )
     if not 0 <= secret < prime:
-        raise ParameterError("A secret must be a number from zero to below the prime of its field.")
+        raise ParameterError("A secret must be at least zero and below the prime of its field.")
     coefficients = [secret, *(random_below(prime, source) for _ in range(threshold - 1))]
     return [_value(coefficients, x, prime) for x in range(1, holders + 1)]
 
 
 def random_below(limit: int, source: Source) -> int:
-    """A number from 0 to limit − 1, all equally likely: draws that are too large are thrown away."""
+    """Draw a number from 0 to limit − 1 uniformly, by rejection sampling."""
     bits = (limit - 1).bit_length()
     size = max(1, -(-bits // 8))
     while True:
@@ -197,13 +197,13 @@ def random_below(limit: int, source: Source) -> int:
 
 
 def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> dict[int, int]:
-    """λ_x = Π_{y≠x} y / (y − x), with f(0) = Σ_x λ_x f(x) for every polynomial of lower degree than there are points.
+    """Lagrange weights λ_x = Π_{y≠x} y / (y − x): f(0) = Σ_x λ_x f(x) if f has a lower degree than there are points.
 
-    Worked out once where many secrets were shared with the same holders.
+    Many secrets that were shared with the same holders need these weights once.
     """
     if not points or len({point % prime for point in points} - {0}) != len(points):
         raise ParameterError(
-            f"Shares must come from different holders, at least one and numbered from 1; got {sorted(points)[:10]}."
+            f"Shares must come from at least one holder, different holders, numbered from 1; got {sorted(points)[:10]}."
         )
     weights = {}
     for x in points:
@@ -216,12 +216,12 @@ def weights_at_zero(points: Sequence[int], prime: int = PRIME) -> dict[int, int]
 
 
 def combine(shares: Mapping[int, int], weights: Mapping[int, int], prime: int = PRIME) -> int:
-    """f(0) = Σ_x λ_x f(x) from the shares by holder; holders without a weight are not asked."""
+    """Return f(0) = Σ_x λ_x f(x) from the shares by holder; shares of holders without a weight are ignored."""
     return sum(weight * shares[x] for x, weight in weights.items()) % prime
 
 
 def _value(coefficients: Sequence[int], x: int, prime: int) -> int:
-    """By Horner's rule; one division in the end is cheaper than one for each coefficient, as x is small."""
+    """Evaluate by Horner's rule. x is small, so one division at the end is cheaper than one per coefficient."""
     value = 0
     for coefficient in reversed(coefficients):
         value = value * x + coefficient

@@ -1,11 +1,12 @@
-"""Real numbers as whole numbers modulo 2⁶⁴, in which sums are exact.
+"""Fixed-point encoding: real numbers as integers modulo 2⁶⁴, whose sums are exact.
 
-x ↦ round(x·2^e) mod 2⁶⁴, with the largest e for which n·bound·2^e < 2⁶², so that a sum of n such numbers never leaves
-the 63 bits of its sign and size. Each addend is off by at most half a step, 2^−(e+1); a sum by n times that, and by the
-rounding of the number type it is returned in; integers never become floating-point numbers on the way. The bound is
-public and comes from no data. A number beyond it is an error at its party, and is never clipped. So a sum is within
-±n·bound, which is less than half of all that 64 bits can say. What somebody else adds is noticed in each number with a
-probability of a half or more if it is random, and not if it is chosen so that the sum stays within.
+x ↦ round(x·2^e) mod 2⁶⁴, with the largest e for which n·bound·2^e < 2⁶², so a sum of n such numbers fits into 63 bits
+with its sign. Each addend is off by at most half a step, 2^−(e+1). A sum is off by n times that, plus the rounding of
+the number type it is returned in. Integers are never converted to floating point.
+
+The bound is public and does not depend on data. A party raises an error for a number beyond it and never clips. A sum
+is therefore within ±n·bound, less than half of the range of 64 bits. If a party adds something else, each random number
+is noticed with a probability of at least 1/2. Numbers chosen so that the sum stays within the range are not noticed.
 """
 
 from __future__ import annotations
@@ -29,22 +30,20 @@ BITS = 62
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers from −bound to bound in steps of 2^−e, of which n are added up."""
+    """The numbers from −bound to bound in steps of 2^−e, for sums of n of them."""
 
     bound: float
     parties: int
 
     def __post_init__(self) -> None:
         if not (isinstance(self.bound, Real) and 1e-100 <= self.bound <= 1e100):
-            raise ParameterError(
-                f"A bound must be a number from 1e-100 to 1e100; got {self.bound!r}.", parameter="bound"
-            )
+            raise ParameterError(f"bound must be a number from 1e-100 to 1e100; got {self.bound!r}.", parameter="bound")
         if self.parties < 1:
-            raise ParameterError(f"A sum has at least one addend; got {self.parties}.")
+            raise ParameterError(f"parties must be 1 or more; got {self.parties}.")
 
     @property
     def exponent(self) -> int:
-        """The number e: places behind the binary point."""
+        """e, the number of binary places."""
         return BITS - math.frexp(self.parties * self.bound)[1]
 
     @property
@@ -54,37 +53,37 @@ class Grid:
 
     @property
     def error(self) -> float:
-        """n·2^−(e+1): how far a sum can be off, before it is rounded to the number type that it is returned in."""
+        """n·2^−(e+1), the largest error of a sum before it is rounded to the number type it is returned in."""
         return self.parties * self.step / 2
 
     def max_sum(self, addends: int) -> int:
-        """The largest sum, in steps, of so many encoded numbers; each may have been rounded up by a step."""
+        """Return the largest sum of this many encoded numbers, in steps; each may be rounded up by one step."""
         return addends * (round(math.ldexp(self.bound, self.exponent)) + 1)
 
     def encode(self, values: Any) -> Any:
-        """round(x·2^e) mod 2⁶⁴, of float64 or integers within the bound."""
+        """Return round(x·2^e) mod 2⁶⁴ of float64 or integers within the bound."""
         if values.dtype.kind == "f" or self.exponent <= -64:
             return np.rint(np.ldexp(values, self.exponent)).astype(np.int64).view(np.uint64)
         return _shift(values, self.exponent).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Any) -> Any:
-        """A sum of at most n encoded numbers, in float64."""
+        """Return a sum of at most n encoded numbers in float64."""
         return np.ldexp(total.view(np.int64).astype(np.float64), -self.exponent)
 
     def decode_integers(self, total: Any) -> Any:
-        """The same to the nearest whole number, in int64."""
+        """Return a sum of at most n encoded numbers, rounded to the nearest integer, in int64."""
         return _shift(total.view(np.int64), -self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A grid for each array of a message by its name, and one for the weight, the last number of the vector."""
+    """One grid for each array of a message, by name, and one for the weight, the last number of the vector."""
 
     grid_of: Callable[[str], Grid]
     weight: Grid
 
     def encode(self, party: str, message: Message) -> Any:
-        """All numbers of a message in one vector modulo 2⁶⁴; refused at the party where one is not within its bound."""
+        """Encode a message as one vector modulo 2⁶⁴; raise an error at the party if a number is beyond its bound."""
         try:
             contents = describe_contents(message)
         except UploadError as error:
@@ -100,8 +99,9 @@ class Encoding:
         return vector
 
     def decode(self, total: Any, contents: Sequence[Contents]) -> Message:
-        """The sum of messages with these contents, in the number type that their sum would have; UploadError where it
-        cannot be one, of numbers within their bounds and of weights that are not negative.
+        """Decode the sum of messages with these contents, in the number type that their sum would have.
+
+        Raise UploadError if numbers within their bounds and non-negative weights cannot add up to it.
         """
         arrays, addends = {}, len(contents)
         for number, (name, start, stop) in enumerate(self._slices(contents[0])):
@@ -120,17 +120,17 @@ class Encoding:
 
 
 def _require_within(party: str, what: str, values: Any, bound: float) -> None:
-    """No value is told: the error may travel further than the data may."""
+    """Refuse numbers beyond a bound. The message shows no value: errors may travel further than data may."""
     if not np.isfinite(values).all():
         raise DivergenceError(
-            f"Party {party!r} would mask NaN or infinite numbers in {what}, which nobody could find in the sum. "
+            f"Party {party!r}: {what} has NaN or infinite numbers, which cannot be detected once they are masked. "
             "Nothing was sent. Check its data and settings."
         )
     if values.size and not -bound <= values.min().item() <= values.max().item() <= bound:
         raise UploadError(
-            f"Party {party!r}: {what} has numbers beyond its public bound, ±{bound:g}, and a sum of them could not be "
-            "told from another one. Nothing was sent, and nothing is clipped. Scale the data of all parties, or "
-            "agree on a larger bound, which makes the steps of the sum larger."
+            f"Party {party!r}: {what} has numbers beyond its public bound, ±{bound:g}, so their sum could wrap around. "
+            "Nothing was sent, and nothing is clipped. Scale the data of all parties, or agree on a larger bound, "
+            "which makes sums less precise."
         )
 
 
@@ -138,13 +138,13 @@ def _require_reachable(what: str, total: Any, least: int, largest: int) -> None:
     steps = total.view(np.int64)
     if steps.size and not least <= int(steps.min()) <= int(steps.max()) <= largest:
         raise UploadError(
-            f"{what} has numbers to which parties within their bounds cannot add up. Somebody has added what its "
-            "program does not send; masks hide who, and nobody can be named. Nothing of the sum was used."
+            f"{what} has numbers to which parties within their bounds cannot add up. A party has added what its "
+            "program does not send. Masks hide which one, so nobody can be named. Nothing of the sum was used."
         )
 
 
 def _shift(values: Any, places: int) -> Any:
-    """round(x·2^places) of integers; nothing is rounded before, and where places ≥ 0 nothing at all."""
+    """Return round(x·2^places) of integers, with a single rounding, or none if places ≥ 0."""
     if places >= 0:
         return values.astype(np.int64) << np.int64(places)
     one, down = values.dtype.type(1), values.dtype.type(min(-places, 63))
@@ -153,7 +153,7 @@ def _shift(values: Any, places: int) -> Any:
 
 
 def _as_numbers(array: Array) -> Any:
-    """In NumPy: integers as they are, and all else in float64."""
+    """Return a NumPy array: integers in 64 bits, everything else in float64."""
     if library_of(array) != "numpy":
         array = array.detach().cpu()
         array = (array.double() if array.is_floating_point() else array).numpy()
@@ -163,7 +163,7 @@ def _as_numbers(array: Array) -> Any:
 
 
 def _to_arrays(grid: Grid, total: Any, infos: Sequence[ArrayInfo]) -> Array:
-    """What a total stands for, in the shape, number type, library and place of a sum of such arrays."""
+    """Decode a total to the shape, number type, library and device of a sum of such arrays."""
     is_whole = all("int" in info.kind for info in infos)
     values = (grid.decode_integers(total) if is_whole else grid.decode(total)).reshape(infos[0].shape)
     library = infos[0].library

@@ -1,4 +1,7 @@
-"""Masked sums: the server learns the sum of the uploads and nothing of a single one (Bonawitz et al., CCS 2017)."""
+"""Secure aggregation by masked sums: the server learns the sum of the uploads and no single one.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
+"""
 
 from __future__ import annotations
 
@@ -30,26 +33,28 @@ from partsong.secure_aggregation.messages import (
 from partsong.secure_aggregation.server import KeyDirectory, ServerState
 
 MAX_BATCH = 1024
-"""Of a set-up: the shares of all of them are sent at once."""
+"""Largest batch of a set-up, whose shares are all sent at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecureSum:
-    """Σ_p lift(upload_p) under masks that cancel: two exchanges for each sum (masked upload, unmasking), after two for
-    the set-up of a `batch` of them (keys, shares); parties may drop out in each.
+    """Σ_p lift(upload_p) under masks that cancel; parties may drop out in every phase.
 
-    `bound`, or `bounds` for arrays by name, and `weight_bound` are public: a party refuses to send a number beyond
-    them. They are of lift(upload), which for weighted means is multiplied with the weight, and set the error,
-    n·2^−(e+1) for n parties in the run, with the largest e for which n·bound·2^e < 2⁶² (see `error` and `told`).
+    Each sum takes two exchanges (masked upload, unmasking). The set-up of a `batch` of sums takes two more (keys,
+    shares).
 
-    A secret is given back by t = ⌊majority·n⌋ + 1 of the n parties that are asked for a set-up. Less than t of them
-    together with an honest-but-curious server learn the sum over the others and no more. So does a server that lies,
-    with c parties, if t exceeds (n + c)/2: majority = 1/2 covers c = 0, and 2/3 covers c < n/3. The sum is over at
-    least `fewest` parties. A set-up is made anew when its batch is used up, and for parties that were not in it.
+    `bound`, `bounds` for single arrays by name, and `weight_bound` are public: a party refuses to send a number beyond
+    them. They apply to lift(upload), which is multiplied by the weight in a weighted mean. They set the error,
+    n·2^−(e+1) for n parties in the run, with the largest e for which n·bound·2^e < 2⁶² (see `error` and `summary`).
 
-    `roster`: everybody's verifying keys, agreed on beforehand; without it a party is known by the first key that it
-    sends, which a server that lies from the beginning can exchange. `context`: what all parties must have been told
-    alike beside that, as a hash; with another one there is no sum.
+    t = ⌊majority·n⌋ + 1 of the n parties of a set-up can reconstruct a secret. Fewer than t of them together with an
+    honest-but-curious server learn the sum over the others and no more. The same holds for a malicious server with c
+    parties if t exceeds (n + c)/2: majority = 1/2 covers c = 0, and 2/3 covers c < n/3. The sum is over at least
+    `fewest` parties. A new set-up is made when the batch is used up, or for parties that were not in the last one.
+
+    `roster`: the verifying keys of all parties, agreed on beforehand. Without it a party is trusted on first use, and a
+    server that is malicious from the start can replace keys. `context`: a hash of what else all parties must have
+    received alike; with different hashes there is no sum.
     Adversaries and proofs: docs/reference/secure-aggregation.md.
     """
 
@@ -70,83 +75,83 @@ class SecureSum:
             Grid(bound, 1)
         if not 0.5 <= self.majority < 1:
             raise ParameterError(
-                f"majority must be from 0.5 to below 1; got {self.majority}. With less, two lists of survivors could "
-                "both find enough signatures.",
+                f"majority must be at least 0.5 and below 1; got {self.majority}. With less, two lists of survivors "
+                "could both get enough answers.",
                 parameter="majority",
             )
         if not _is_whole(self.fewest) or self.fewest < 3:
             raise ParameterError(
-                f"A masked sum is over a whole number of parties, 3 or more; got fewest={self.fewest!r}. Of two, each "
+                f"fewest must be an integer, 3 or more; got fewest={self.fewest!r}. In a sum of two parties, each "
                 "knows what the other has added.",
                 parameter="fewest",
             )
         if not _is_whole(self.batch) or not 1 <= self.batch <= MAX_BATCH:
             raise ParameterError(
-                f"A set-up is for a whole number of sums, from 1 to {MAX_BATCH}; got batch={self.batch!r}.",
+                f"batch must be an integer from 1 to {MAX_BATCH}; got batch={self.batch!r}.",
                 parameter="batch",
             )
         crypto.require_cryptography()
         if self.source is not system_source:
             warnings.warn(
-                "These masks come from another source than the operating system's: whoever can repeat it can remove "
-                "them all, and they hide nothing. For tests alone.",
+                "The masks do not come from the operating system's random source. Anyone who can repeat the source can "
+                "remove them, so they hide nothing. Use this in tests only.",
                 PredictableMasks,
                 stacklevel=3,
             )
 
     def threshold(self, parties: int) -> int:
-        """t = ⌊majority·n⌋ + 1."""
+        """Return t = ⌊majority·n⌋ + 1."""
         return min(parties, math.floor(Fraction(self.majority).limit_denominator(10**6) * parties) + 1)
 
     def encoding(self, parties: int) -> Encoding:
-        """How numbers become whole ones in a run of so many parties, whoever misses a sum of it."""
+        """Return the fixed-point encoding of a run of this many parties; it does not depend on absences."""
         return Encoding(lambda name: Grid(self.bound_of(name), parties), Grid(self.weight_bound, parties))
 
     def bound_of(self, name: str) -> float:
-        """The largest number that a party adds in an array."""
+        """Return the largest number that a party adds in an array."""
         return self.bounds.get(name, self.bound)
 
     def error(self, name: str, parties: int) -> float:
-        """How far an entry of the sum of an array can be off, before it is rounded to its number type."""
+        """Return the largest error of an entry in the sum of an array, before it is rounded to its number type."""
         return self.encoding(parties).grid_of(name).error
 
     def summary(self, names: Sequence[str], parties: int) -> str:
-        """Bounds and errors, for people."""
+        """Return the bounds and errors as text."""
         encoding = self.encoding(parties)
         grids = {**{name: encoding.grid_of(name) for name in names}, "weight": encoding.weight}
         return "\n".join(
             f"{name}: numbers within ±{grid.bound:g}, in steps of 2^{-grid.exponent}; a sum over {parties} parties is "
-            f"off by at most {grid.error:.2g}, and by the rounding of its number type"
+            f"off by at most {grid.error:.2g}, plus the rounding of its number type"
             for name, grid in grids.items()
         )
 
     def check(self, aggregation: Aggregation) -> None:
-        """Only a sum can be formed of uploads that nobody sees."""
+        """Refuse an aggregation that is not a sum: single uploads are hidden."""
         if not isinstance(aggregation, Reducible):
             raise CompositionError(
-                f"{type(aggregation).__name__} reads individual uploads, but SecureSum lets only sums through. Use "
-                'Mean or WeightedMean (for FNMF: the method "fnmf-by-sums"), or no masks.'
+                f"{type(aggregation).__name__} reads individual uploads, but SecureSum reveals only sums. Use Mean or "
+                'WeightedMean (for FNMF: the method "fnmf-by-sums"), or turn off secure aggregation.'
             )
 
     def setup_party(self, party: str, secret: int, layout: Layout) -> ClientIdentity:
-        """A party's signing key, from the secret of its shard, and whom it knows."""
+        """Return a party's signing key, derived from the secret of its shard, and the keys of the roster."""
         if len(layout.parties) < self.fewest:
             raise ParameterError(
                 f"A masked sum needs at least {self.fewest} parties, and there are {len(layout.parties)}: "
-                f"{', '.join(layout.parties)}. Each of two would know what the other has sent. Run without masks, or "
-                "with more parties.",
+                f"{', '.join(layout.parties)}. With two, each would know what the other has sent. Use more parties, or "
+                "turn off secure aggregation.",
                 parameter="secure_aggregation",
             )
         if self.roster is not None and not secret:
             raise ParameterError(
-                f"Party {party!r} has no secret, so that everybody could sign for it and its key in the roster means "
-                "nothing. Give its shard a secret of 256 random bits."
+                f"Party {party!r} has no secret, so anyone could sign for it and its key in the roster means nothing. "
+                "Give its shard a secret of 256 random bits."
             )
         signing = crypto.signing_key(secret, party)
         if self.roster is not None and self.roster.get(party) != crypto.verifying_key(signing):
             raise ParameterError(
-                f"Party {party!r} is not in the roster with the key that follows from its secret. Make the roster from "
-                "the keys that the parties have now."
+                f"Party {party!r} is not in the roster with the key that follows from its secret. Make a new roster "
+                "from the parties' present keys."
             )
         return ClientIdentity(party, signing, dict(self.roster or {}), self.roster is not None)
 
@@ -167,18 +172,18 @@ class SecureSum:
         return ClientState(party_state, UploadDraft(params, header, vector), self.source)
 
     def client_step(self, phase: int, state: ClientState, reply: Message) -> tuple[ClientState, Message]:
-        """Keys, shares, the masked upload, and one share of each party; a sum begins with keys or with the upload."""
+        """Send keys, shares, the masked upload, and one share of each party; a sum starts with keys or the upload."""
         return client.answer(phase, state, reply)
 
     def finish_party(self, state: ClientState) -> ClientIdentity:
-        """Whom it knows by now, that this round is over, and its place in the set-up; secrets of the sum are let go."""
+        """Keep the known keys, the round and the set-up; drop the secrets of the sum."""
         identity, index = state.identity, state.draft.params.index
         return replace(
             identity, last_round=index, setup=None if identity.setup is None else identity.setup.after_round(index)
         )
 
     def first_phase(self, state: KeyDirectory | None, context: ReductionContext) -> int:
-        """The upload where the last set-up does for this sum, else keys."""
+        """Return the upload phase if the last set-up can be used for this sum, else the keys phase."""
         return UPLOAD if state is not None and state.serves(self._params(context)) else KEYS
 
     def server_step(
@@ -188,7 +193,7 @@ class SecureSum:
         state: ServerState | KeyDirectory | None,
         context: ReductionContext,
     ) -> tuple[ServerState, Message]:
-        """Pass on, add up, remove masks; `state` is the register before a sum, and its desk within."""
+        """Relay, add up, remove masks; `state` is a KeyDirectory before a sum and a ServerState during it."""
         if not isinstance(state, ServerState):
             state = self._server_state(phase, state or KeyDirectory({}), context)
         return server.serve(phase, inbox, state)
@@ -196,8 +201,9 @@ class SecureSum:
     def result(
         self, state: ServerState, aggregation: Aggregation, context: ReductionContext
     ) -> tuple[KeyDirectory, Message, tuple[str, ...]]:
-        """The aggregate, and whose uploads are in it; the register is kept. UploadError where it is no sum of uploads
-        within their bounds.
+        """Return the key directory to keep, the aggregate, and the parties whose uploads are in it.
+
+        Raise UploadError if uploads within their bounds cannot add up to it.
         """
         assert isinstance(aggregation, Reducible)
         contents = [header.contents for header in state.headers.values()]
@@ -205,8 +211,9 @@ class SecureSum:
             summed = self.encoding(len(context.layout.parties)).decode(state.total, contents)
         except UploadError as error:
             raise UploadError(
-                f"The masked sum of round {context.index} over {', '.join(state.survivors)} is none: {error} Ask them "
-                "which partsong they run; begin anew, from another seed, without whom you do not trust."
+                f"The masked sum of round {context.index} over {', '.join(state.survivors)} is invalid: {error} Check "
+                "that all of them run the same version of partsong. Then start a new run from another seed, without "
+                "parties that you do not trust."
             ) from error
         return state.directory, aggregation.lower(summed), state.survivors
 
@@ -238,7 +245,7 @@ class SecureSum:
 
 
 def build_roster(shards: Sequence[Shard]) -> dict[str, bytes]:
-    """Everybody's verifying keys, where all shards are in one process; elsewhere each party tells its own."""
+    """Return the verifying keys of all parties in one process; across processes each party sends its own."""
     return {s.name: crypto.verifying_key(crypto.signing_key(s.secret, s.name)) for s in shards}
 
 

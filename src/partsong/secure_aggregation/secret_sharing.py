@@ -1,16 +1,16 @@
-"""Shares of a party's secrets: dealing them to holders, and the answers that reveal them after dropouts.
+"""Secret sharing among parties: dealing shares of a party's secrets, and the answers that reveal them after dropouts.
 
-Shares are of a batch of sums, sealed for each holder, with commitments to all of them. The commitments are SHA-256 of
-numbers of 256 random bits, which tell nothing that could be searched for. They say who is at fault: a holder that gives
-away another share than it got, or a dealer whose shares do not give the secret back.
+Shares are dealt for a batch of sums, sealed for each holder, with commitments to all of them. A commitment is the
+SHA-256 of a number with 256 random bits, so it cannot be searched. Commitments show who is at fault: a holder that
+reveals another share than it received, or a dealer whose shares do not reconstruct the secret.
 
-Answers to a list of survivors can be read once t parties have answered the same list, and not before. Party v seals its
-shares with a fresh key k_v = f_v(0), a polynomial of degree t − 1, and sends beside them
+Answers to a list of survivors can be read only once t parties have answered the same list. Party v seals its shares
+with a fresh key k_v = f_v(0), where f_v is a polynomial of degree t − 1, and sends beside them
 
     f_v(v),   and for each other survivor w   seal(c_vw, f_v(w))   and   c_wv
 
-where c_vw = HKDF(secret of v and w; v, w, list) can be computed by v and w alone, and is sent by w alone. So k_v needs
-the answers of t parties, v among them, that were shown this one list. Nobody answers two.
+Only v and w can compute c_vw = HKDF(secret of v and w; v, w, list), and only w sends it. So k_v needs the answers of t
+parties, v among them, that were shown this list. Each party answers a single list.
 Proof: docs/reference/secure-aggregation.md.
 """
 
@@ -50,7 +50,7 @@ from partsong.secure_aggregation.messages import (
 )
 
 PAIR_BYTES = SHARE_BYTES + SEAL_BYTES + KEY_BYTES
-"""What an answer has for each other survivor."""
+"""Size of an answer's part for each other survivor."""
 
 SEED, KEY = KINDS = ("seed", "key")
 Route = tuple[str, str]
@@ -59,7 +59,7 @@ Route = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SurvivorList:
-    """A list of survivors of a sum, and the fingerprint of all that an answer to it is for."""
+    """A list of survivors of a sum, and the fingerprint that an answer to it is bound to."""
 
     sum_context: SumContext
     survivors: tuple[str, ...]
@@ -74,7 +74,7 @@ class SurvivorList:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One party's answer, read as far as it can be by itself."""
+    """One party's answer, split into its parts."""
 
     sealed: bytes = field(repr=False)
     own: bytes = field(repr=False)
@@ -83,14 +83,14 @@ class Answer:
 
 
 def token(secret: bytes, route: tuple[str, str], survivor_list: SurvivorList) -> bytes:
-    """c_vw for the route (v, w): what w tells, so that a part of v's key can be read."""
+    """Return c_vw for the route (v, w): w reveals it, so that its share of v's key can be opened."""
     return derive_key(secret, "answer", survivor_list.transcript, *route)
 
 
 def build_answer(
     party: str, shares: bytes, pairs: Mapping[str, bytes], survivor_list: SurvivorList, source: Source
 ) -> bytes:
-    """An answer with one share for each party of the sum."""
+    """Return an answer with one share for each party of the sum."""
     group, others = survivor_list.sum_context.group, [name for name in survivor_list.survivors if name != party]
     key, numbers = source(KEY_BYTES), group.admitted.numbers
     points = split(int.from_bytes(key, "big"), len(numbers), group.params.threshold, source)
@@ -105,9 +105,9 @@ def build_answer(
 def read_answers(
     bodies: Mapping[str, bytes], survivor_list: SurvivorList, weights: Mapping[int, int]
 ) -> dict[str, list[bytes]]:
-    """The shares of all who have answered, each for all parties of the sum; whoever spoils them is named.
+    """Return the shares of all parties that answered, each for all parties of the sum; an error names a party at fault.
 
-    `weights` are those of t who have answered, by their numbers.
+    `weights` are the Lagrange weights of t parties that answered, by their numbers.
     """
     context, numbers = (
         survivor_list.sum_context.message_context(UNMASKING),
@@ -123,9 +123,9 @@ def read_answers(
             key = combine(known, weights).to_bytes(SHARE_BYTES, "big")
             text = unseal(key[-KEY_BYTES:], answer.sealed)
             if key[0] or text is None:
-                raise ValueError("its key does not fit them")
+                raise ValueError("its key does not match them")
         except ValueError as error:
-            raise context.party_error(name, f"its shares cannot be read ({error}). No upload was revealed.") from error
+            raise context.party_error(name, f"its shares are unreadable ({error}). No upload was revealed.") from error
         found[name] = chunks(text, SHARE_BYTES)
     return found
 
@@ -133,7 +133,7 @@ def read_answers(
 def _points(
     answers: Mapping[str, Answer], holders: Sequence[str], survivor_list: SurvivorList
 ) -> dict[tuple[str, str], bytes]:
-    """f_v(w) for all v and the holders w; where two do not fit, the one with whom most do not is named."""
+    """Return f_v(w) for all v and the holders w. If answers conflict, the party with the most conflicts is named."""
     found: dict[tuple[str, str], bytes] = {}
     apart: list[tuple[str, str]] = []
     for name, answer in answers.items():
@@ -149,8 +149,8 @@ def _points(
         others = sorted({name for pair in apart if worst in pair for name in pair} - {worst})
         raise survivor_list.sum_context.message_context(UNMASKING).party_error(
             worst,
-            f"its answer and that of {', '.join(map(repr, others[:5]))} do not fit each other: they were shown other "
-            "lists of survivors, or one of them is spoiled. No upload was revealed.",
+            f"its answer and that of {', '.join(map(repr, others[:5]))} do not match: they were shown different lists "
+            "of survivors, or one of them is corrupt. No upload was revealed.",
         )
     return found
 
@@ -170,7 +170,7 @@ def _read(name: str, body: bytes, survivor_list: SurvivorList) -> Answer:
 @state("secure.secrets")
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What a party has drawn for one sum: the seed of its own mask, and its (private) mask key."""
+    """What a party draws for one sum: the seed of its own mask, and its private mask key."""
 
     seed: bytes = field(repr=False)
     key: bytes = field(repr=False)
@@ -179,7 +179,7 @@ class Secrets:
 def split_among(
     admitted: AdmittedParties, threshold: int, source: Source, secrets: Sequence[Secrets]
 ) -> dict[str, bytes]:
-    """For everybody, the dealer as well: a share of the seed and one of the key of each sum, end to end."""
+    """Return for every party, the dealer included, a share of the seed and one of the key of each sum, concatenated."""
 
     def shares(secret: bytes) -> list[bytes]:
         points = split(int.from_bytes(secret, "big"), len(admitted.adverts), threshold, source)
@@ -190,18 +190,18 @@ def split_among(
 
 
 def sealing_keys(own: str, secrets: Mapping[str, bytes], transcript: bytes) -> dict[Route, bytes]:
-    """The key of what is sent from and to each other party, by route."""
+    """Return the sealing key for each direction between this party and each other one, by route."""
     routes = [route for name in secrets for route in ((own, name), (name, own))]
     return {route: derive_key(secrets[_other(route, own)], "shares", transcript, *route) for route in routes}
 
 
 def pair_secrets(own: str, private: bytes, admitted: AdmittedParties) -> dict[str, bytes]:
-    """What a party has in common with each other one, and with nobody else."""
+    """Return the secret that a party shares with each other party."""
     return shared_secrets(private, {name: one.share_key for name, one in admitted.adverts.items() if name != own})
 
 
 def build_shares_body(dealer: str, holdings: Mapping[str, bytes], keys: Mapping[Route, bytes]) -> bytes:
-    """A dealer's body: commitments for all sums and everybody, then what is sealed for each but itself."""
+    """Return a dealer's body: commitments for all sums and holders, then the sealed shares of each other holder."""
     commitments = [
         chunks(share_commitments((dealer, name), held), len(KINDS) * KEY_BYTES) for name, held in holdings.items()
     ]
@@ -211,7 +211,7 @@ def build_shares_body(dealer: str, holdings: Mapping[str, bytes], keys: Mapping[
 
 
 def open_shares(context: MessageContext, route: Route, body: bytes, admitted: AdmittedParties, key: bytes) -> bytes:
-    """What a dealer has sealed for a holder, if it did so in this set-up and stands by it."""
+    """Open what a dealer sealed for a holder in this set-up, and check it against the commitments."""
     dealer, holder = route
     batch = len(admitted.adverts[dealer].seeds) // KEY_BYTES
     try:
@@ -222,17 +222,17 @@ def open_shares(context: MessageContext, route: Route, body: bytes, admitted: Ad
     except ValueError as error:
         raise context.party_error(
             dealer,
-            f"its shares for {holder!r} cannot be opened: not made by it for this set-up, or changed on the way. "
-            "Nothing was uploaded.",
+            f"its shares for {holder!r} cannot be opened: they were not made for this set-up, or were changed in "
+            "transit. Nothing was uploaded.",
         ) from error
     place = admitted.numbers[holder] - 1
     if share_commitments(route, held) != commitments[:, place].tobytes():
-        raise context.party_error(dealer, f"its shares for {holder!r} are not those that it has committed itself to.")
+        raise context.party_error(dealer, f"its shares for {holder!r} do not match its commitments.")
     return held
 
 
 def commitments_in(body: bytes, admitted: AdmittedParties, batch: int) -> Any:
-    """A dealer's commitments by sum, holder and kind, each of 32 bytes; ValueError where a body has another size."""
+    """Return a dealer's commitments (32 bytes) by sum, holder and kind; raise ValueError if the size is wrong."""
     count = len(admitted.adverts)
     if len(body) != shares_body_size(count, batch):
         raise ValueError(f"{len(body)} bytes are not shares for {count} parties and {batch} sums")
@@ -241,7 +241,7 @@ def commitments_in(body: bytes, admitted: AdmittedParties, batch: int) -> Any:
 
 
 def sealed_part(route: Route, body: bytes, admitted: AdmittedParties, batch: int) -> bytes:
-    """What is sealed for one holder."""
+    """Return the sealed shares for one holder."""
     dealer, holder = (admitted.numbers[name] - 1 for name in route)
     size = sealed_part_size(batch)
     place = len(body) - size * (len(admitted.adverts) - 1 - holder + (dealer < holder))
@@ -249,27 +249,27 @@ def sealed_part(route: Route, body: bytes, admitted: AdmittedParties, batch: int
 
 
 def shares_body_size(count: int, batch: int) -> int:
-    """The size of a dealer's body: 64·R·n + (n − 1)·(66·R + 16)."""
+    """Return the size of a dealer's body: 64·R·n + (n − 1)·(66·R + 16)."""
     return len(KINDS) * KEY_BYTES * batch * count + sealed_part_size(batch) * (count - 1)
 
 
 def sealed_part_size(batch: int) -> int:
-    """Of the shares for one holder: 66·R + 16."""
+    """Return the size of the sealed shares for one holder: 66·R + 16."""
     return len(KINDS) * SHARE_BYTES * batch + SEAL_BYTES
 
 
 def seed_commitment(seed: bytes) -> bytes:
-    """What is told of a seed before it may be known."""
+    """Return the commitment to a seed."""
     return fingerprint("seed", seed)
 
 
 def share_commitment(kind: str, slot: int, route: Route, share: bytes) -> bytes:
-    """What is told of one share."""
+    """Return the commitment to one share."""
     return _committed(join_fields("share", *route), kind, slot, share)
 
 
 def share_commitments(route: Route, held: bytes) -> bytes:
-    """Of all shares, end to end."""
+    """Return the commitments to all shares, concatenated."""
     start, kinds = join_fields("share", *route), len(KINDS)
     shares = enumerate(chunks(held, SHARE_BYTES))
     return b"".join(_committed(start, KINDS[at % kinds], at // kinds, share) for at, share in shares)

@@ -1,4 +1,4 @@
-"""A masked sum at the server: it passes on what it cannot read, adds up what it cannot see, and removes the masks.
+"""Server side of a masked sum: relay keys and sealed shares, add masked uploads, remove the masks.
 
 Σ_u x_u  =  Σ_u y_u − Σ_u PRG(b_u) − Σ_u Σ_v ± PRG(s_uv)   mod 2⁶⁴,   u over the survivors, v over the dropped
 """
@@ -65,8 +65,9 @@ from partsong.secure_aggregation.secret_sharing import (
 @state("secure.key-directory")
 @dataclass(frozen=True, slots=True)
 class KeyDirectory:
-    """What the server keeps from sum to sum: known keys; and of the last set-up its circle, who has all shares of it,
-    and all commitments, by dealer.
+    """What the server keeps between sums: known keys, and the last set-up.
+
+    Of the set-up these are its `group`, the parties that hold all shares (`present`), and all commitments by dealer.
     """
 
     roster: Roster
@@ -75,7 +76,7 @@ class KeyDirectory:
     commitments: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def serves(self, params: ProtocolParams) -> bool:
-        """Whether the last set-up does for a sum."""
+        """Whether the last set-up can be used for a sum."""
         group = self.group
         if group is None or params.index not in group.rounds[1:] or params.settings != group.params.settings:
             return False
@@ -86,7 +87,7 @@ class KeyDirectory:
 @state("secure.server")
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The server in the middle of a sum: who survived, what their uploads are about, and the sum as far as known."""
+    """The server during a sum: the survivors, the headers of their uploads, and the sum so far."""
 
     directory: KeyDirectory
     params: ProtocolParams
@@ -98,18 +99,18 @@ class ServerState:
 
     @property
     def current_sum(self) -> SumContext:
-        """Who takes part, which is known from the third phase on."""
+        """The sum and its parties, which are known from phase 2 on."""
         assert self.sum_context is not None
         return self.sum_context
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Those whose uploads are in the sum."""
+        """The parties whose uploads are in the sum."""
         return tuple(self.headers)
 
 
 def serve(phase: int, inbox: Mapping[str, Message], state: ServerState) -> tuple[ServerState, Message]:
-    """What the server makes of a phase, and its answer to all."""
+    """Process the messages of a phase, and return the reply to all parties."""
     return (_relay_keys, _relay_shares, _add_uploads, _unmask)[phase](inbox, state)
 
 
@@ -128,7 +129,7 @@ def _relay_shares(inbox: Mapping[str, Message], state: ServerState) -> tuple[Ser
         try:
             commitments[name] = commitments_in(body, admitted, params.batch).copy()
         except ValueError as error:
-            raise context.party_error(name, f"its shares cannot be read: {error}.") from error
+            raise context.party_error(name, f"its shares are unreadable: {error}.") from error
     group = SetupGroup(params, admitted, tuple(commitments))
     directory = KeyDirectory({**state.directory.roster, **admitted.roster}, group, (), commitments)
     return replace(state, directory=directory, sum_context=group.sum_context(params.index, group.dealers)), relay(inbox)
@@ -179,7 +180,7 @@ def _unmask(inbox: Mapping[str, Message], state: ServerState) -> tuple[ServerSta
 
 
 def _remove_pairs(state: ServerState, dropped: tuple[str, bytes], masks: bytes, total: Any) -> None:
-    """Take away what the survivors' masks with a dropped party have left in the sum."""
+    """Remove the pairwise masks between the survivors and a dropped party from the sum."""
     party, private = dropped
     publics = {name: state.current_sum.mask_key(name) for name in state.survivors}
     for name, secret in shared_secrets(private, publics).items():
@@ -189,15 +190,15 @@ def _remove_pairs(state: ServerState, dropped: tuple[str, bytes], masks: bytes, 
 def _verified_bodies(
     context: MessageContext, inbox: Mapping[str, Message], participants: Sequence[str], roster: Roster
 ) -> dict[str, bytes]:
-    """The bodies of a phase, in name order, from those that are in the sum and signed by them."""
+    """Return the bodies of a phase in name order; the senders must be in the sum and have signed them."""
     for name in inbox:
         if name not in participants:
-            raise context.party_error(name, "it has dropped out of this sum before; what it sends now stays masked.")
+            raise context.party_error(name, "it dropped out of this sum before. What it sends now stays masked.")
     return {name: verify_message(context, name, roster[name], inbox[name]) for name in sorted(inbox)}
 
 
 def _check_shares(state: ServerState, holder: str, texts: Sequence[bytes]) -> dict[str, int]:
-    """A holder's shares by dealer, if they are the ones that it got."""
+    """Return a holder's shares by dealer, checked against the commitments."""
     sum_context = state.current_sum
     context, slot = sum_context.message_context(UNMASKING), sum_context.slot
     place = sum_context.group.admitted.numbers[holder] - 1
@@ -206,12 +207,12 @@ def _check_shares(state: ServerState, holder: str, texts: Sequence[bytes]) -> di
         kind = SEED if dealer in state.survivors else KEY
         commitment = state.directory.commitments[dealer][slot, place, KINDS.index(kind)].tobytes()
         if share_commitment(kind, slot, (dealer, holder), text) != commitment:
-            raise context.party_error(holder, f"its share of a secret of {dealer!r} is not the one that it was given.")
+            raise context.party_error(holder, f"its share of a secret of {dealer!r} is not the one that it received.")
         try:
             shares[dealer] = parse_share(text)
         except ValueError as error:
             raise context.party_error(
-                dealer, f"it has dealt what is no share to {holder!r}, who did not say so."
+                dealer, f"it dealt an invalid share to {holder!r}, which did not report it."
             ) from error
     return shares
 
@@ -222,8 +223,8 @@ def _check_secret(state: ServerState, dealer: str, secret: bytes) -> None:
     if (seed_commitment(secret) if has_survived else public_key(secret)) != announced:
         raise sum_context.message_context(UNMASKING).party_error(
             dealer,
-            "the shares that it has dealt do not give back the secret that it has committed itself to, so that "
-            "its masks cannot be removed. The sum is lost, and no upload was revealed. Leave this party out.",
+            "the shares that it dealt do not reconstruct the secret that it committed to, so its masks cannot be "
+            "removed. The sum is lost, and no upload was revealed. Leave this party out.",
         )
 
 
@@ -231,11 +232,11 @@ def _parse_header(context: MessageContext, name: str, message: Message) -> Uploa
     try:
         return UploadHeader.from_bytes(header_bytes(message))
     except (ValueError, UploadError) as error:
-        raise context.party_error(name, f"what it says about its upload cannot be read ({error}).") from error
+        raise context.party_error(name, f"the header of its upload is unreadable ({error}).") from error
 
 
 def _check_consistency(context: MessageContext, headers: Mapping[str, UploadHeader]) -> None:
-    """One model, arrays that can be added; who differs from the most is named."""
+    """Require one model, and arrays that can be added; an error names a party that differs from the majority."""
     usual_model = _most_common(headers, lambda header: header.model)
     usual_shapes = _most_common(headers, lambda header: shapes_of(header.contents))
     usual_arrays = _format_arrays(headers[usual_shapes])
@@ -243,8 +244,8 @@ def _check_consistency(context: MessageContext, headers: Mapping[str, UploadHead
         if header.model != headers[usual_model].model:
             raise context.party_error(
                 name,
-                f"it was sent another model than {usual_model!r}, and a sum over different models can single out "
-                "a party. Its masks do not cancel, and all uploads stay masked. Send one model to all.",
+                f"it received another model than {usual_model!r}, and a sum over different models can single out a "
+                "party. Its masks do not cancel, and all uploads stay masked. Send one model to all.",
             )
         if not have_same_shapes(header.contents, headers[usual_shapes].contents):
             raise context.party_error(
@@ -255,7 +256,7 @@ def _check_consistency(context: MessageContext, headers: Mapping[str, UploadHead
 
 
 def _most_common(headers: Mapping[str, UploadHeader], of: Callable[[UploadHeader], Hashable]) -> str:
-    """The first party that says what the most say."""
+    """Return the first party with the most common value."""
     said = {name: of(header) for name, header in headers.items()}
     most = Counter(said.values()).most_common(1)[0][0]
     return next(name for name, what in said.items() if what == most)

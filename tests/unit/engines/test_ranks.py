@@ -283,7 +283,7 @@ def test_parties_that_drop_out_of_a_masked_sum_are_those_of_sequential(phase):
     for rounds in run(PROGRAMS["exact"], SEATS["unequal"], **more):
         assert_same_rounds(rounds, reference)
     more["dropouts"][1]["p04"] = phase
-    words = rf"phase {max(phase, 2)} .*2 of 5 parties were heard, and 3 are needed"
+    words = rf"phase {max(phase, 2)} .*2 of 5 parties answered, and 3 are needed"
     with pytest.raises(TooFewParties, match=words) as known:
         sequential(PROGRAMS["exact"], **more)
     for error in run(PROGRAMS["exact"], SEATS["unequal"], **more):
