@@ -325,7 +325,7 @@ def test_without_leaving_out_a_lost_site_stops_the_run_which_resumes(tmp_path, i
 def test_where_nobody_is_left_the_run_stops_and_resumes(tmp_path):
     federation = federation_of(tmp_path, on_party_error="skip")
     transport = Absent(sites_of(federation), lambda name, request: request.nonce.round == 1, is_silent=True)
-    with pytest.raises(PartyError, match="Nobody is left"):
+    with pytest.raises(PartyError, match="No party is left"):
         list(arrivals_of(federation, transport, timeout=0.05))
     assert len(record_of(federation).order) == 3
     require_unharmed(federation, list(arrivals_of(federation)))

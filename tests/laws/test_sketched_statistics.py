@@ -169,7 +169,7 @@ def test_a_party_stops_where_its_own_rows_would_be_found():
     rounds = run(program, shards, 9, on_party_error="skip")
     assert [len(done.participants) for done in rounds] == [3] * 5 + [2] * 4
     assert most_sketches(35, 4) == 8
-    with pytest.raises(PartyError, match="Nobody is left in round 9"):
+    with pytest.raises(PartyError, match="No party is left in round 9"):
         run(program, shards, 10, on_party_error="skip")
     unguarded = run(replace(program, is_guarded=False), shards, 3 + most)
     assert unguarded[-1].participants == ("p00", "p01", "p02")

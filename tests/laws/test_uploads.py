@@ -281,10 +281,10 @@ def test_what_keeps_a_party_from_starting_stops_a_run_unless_it_is_left_out(engi
     with pytest.raises(TypeError, match="a mistake"):
         run(Unstartable(PROGRAMS["fedavg"], TypeError("a mistake")), shards, engine=engine, on_party_error="skip")
     nobody = Unstartable(PROGRAMS["fedavg"], at=everyone)
-    with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties are faulty\. The first, 'p00'"):
+    with pytest.raises(PartyError, match=r"No party is left in round 0: all 4 are faulty\. The first, 'p00'"):
         run(nobody, shards, engine=engine, on_party_error="skip")
     rest = Faulty(Unstartable(PROGRAMS["fedavg"]), FAULTS["one NaN"][0], everyone - {"p01"})
-    with pytest.raises(PartyError, match=r"Nobody is left in round 0: all 4 parties"):
+    with pytest.raises(PartyError, match=r"No party is left in round 0: all 4"):
         run(rest, shards, engine=engine, on_party_error="skip")
 
 
@@ -320,9 +320,7 @@ def test_programming_errors_stop_every_run(engine, on_party_error):
 def test_somebody_has_to_be_left(fault, error):
     spoil = FAULTS[fault][0] if fault in FAULTS else DataError("The disk is gone.")
     everyone = Faulty(PROGRAMS["exact"], spoil, frozenset({"p00", "p01", "p02", "p03"}))
-    with pytest.raises(
-        error, match=r"Nobody is left in round 0: all 4 parties are faulty\. The first, 'p00'"
-    ) as caught:
+    with pytest.raises(error, match=r"No party is left in round 0: all 4 are faulty\. The first, 'p00'") as caught:
         run(everyone, shards_of(data()), on_party_error="skip")
     assert isinstance(caught.value, DivergenceError) == (fault == "one NaN")
     one_left = replace(everyone, at=everyone.at - {"p02"})

@@ -1,1 +1,1 @@
-"""Transport: who runs where, and when. Engines know nothing of NMF."""
+"""Engines: run parties and server in one process, over MPI or over torch.distributed. Engines know nothing of NMF."""

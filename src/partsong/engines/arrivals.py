@@ -1,7 +1,7 @@
-"""The asynchronous run: what the server does with an upload that arrives alone. The same over every network.
+"""Asynchronous runs: the server processes each upload as it arrives. The same code runs over every network.
 
-No party waits for another. The server aggregates one upload, finishes, and answers its sender alone: one arrival is one
-Round.
+No party waits for another. The server aggregates one upload, calls `finish`, and answers only its sender. One arrival
+is one Round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from partsong.errors import CompositionError, ParameterError, PartsongError
 
 @dataclass(frozen=True, slots=True)
 class AsyncConfig:
-    """What stays the same in a whole asynchronous run."""
+    """Settings that are constant during an asynchronous run."""
 
     program: Program
     schedule: Schedule
@@ -44,7 +44,7 @@ class AsyncConfig:
 
 
 def ask_for(name: str, item: WorkItem, error_note: str | None) -> Ask:
-    """What a party is asked with an item: work, and a sum over itself alone by the model it was sent."""
+    """Return the request for an item: local work, then a sum over this party alone with the model it was sent."""
     return Ask("work", item.version, 0, 0, (name,), (name,), item.model, error_note=error_note)
 
 
@@ -57,14 +57,14 @@ def run_arrivals(
     record: bool = False,
     is_over: Callable[[AsyncCheckpoint], bool] | None = None,
 ) -> Generator[Round]:
-    """Yield a Round for every arrival; when the last is yielded, all parties know that the run is over.
+    """Yield a Round for every arrival. All parties know that the run is over before the last one is yielded.
 
-    By default a run is over after as many arrivals as the schedule has rounds.
+    By default a run ends after as many arrivals as the schedule has rounds.
     """
     with arrivals.running():
         run = async_config(program, schedule, arrivals.layout, reduction, record)
         current = arrivals.begin(starting_point(run, point))
-        del point  # as large as the parties' states, and soon behind us
+        del point  # as large as the parties' states
         is_over = is_over or (lambda reached: reached.index >= schedule.rounds)
         sums: State = None
         if not is_over(current):
@@ -91,29 +91,29 @@ def run_arrivals(
 def async_config(
     program: Program, schedule: Schedule, layout: Layout, reduction: Reduction, record: bool
 ) -> AsyncConfig:
-    """The settings of a run, unless it cannot be asynchronous."""
+    """Return the settings of a run; raise an error if it cannot be asynchronous."""
     kind = type(reduction).__name__
     if reduction.hides_uploads:
         raise CompositionError(
-            f"{kind} lets the server see sums alone, but an asynchronous server takes in one upload at a time and sees "
-            "each by definition. Use PlainReduction, with noise added at the parties if uploads are to be protected, "
-            "or a synchronous engine."
+            f"{kind} shows only sums to the server, but an asynchronous server processes uploads one at a time and "
+            "sees each of them. Use a synchronous engine, or PlainReduction with noise that parties add."
         )
     if reduction.phases != 1:
         raise CompositionError(
-            f"{kind} takes {reduction.phases} exchanges for a sum, and an asynchronous party sends once. Use "
+            f"{kind} needs {reduction.phases} exchanges for a sum, but an asynchronous party sends one message. Use "
             "PlainReduction, or a synchronous engine."
         )
     if schedule.absent or schedule.dropouts:
         raise ParameterError(
-            "A schedule with absent or silent parties speaks of rounds that all parties share; an asynchronous run has "
-            "none. Let a party be slow instead (Durations(stragglers={name: factor}) on the virtual clock), leave out "
-            "its shard, or use a synchronous engine."
+            "An asynchronous run has no common rounds, so its schedule cannot have absences or dropouts. Make a party "
+            "slow instead (Durations(stragglers={name: factor}) on the virtual clock), remove its shard, or use a "
+            "synchronous engine."
         )
     if program.traits.full_participation and len(layout.parties) > 1:
         raise CompositionError(
-            f"{type(program).__name__} needs the sum over all parties, and an asynchronous server takes in one upload "
-            "at a time. Use a program whose server moves with each (LocalAveraging with Relaxation), or another engine."
+            f"{type(program).__name__} needs the sum over all parties, but an asynchronous server processes uploads "
+            "one at a time. Use a program that updates with each upload (LocalAveraging with Relaxation), or a "
+            "synchronous engine."
         )
     expected = program.upload_spec(layout)
     check_compatibility(program, reduction, expected)
@@ -121,15 +121,15 @@ def async_config(
 
 
 def starting_point(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoint:
-    """Where a run begins, or goes on: parties without an item are sent the model as it stands.
+    """Return the checkpoint that a run starts or resumes from; parties without an item are sent the current model.
 
-    A checkpoint of a synchronous run will do. Of parties that have left, states are kept and items are not.
+    A checkpoint of a synchronous run works as well. States of parties that have left are kept, their items are not.
     """
     point = resume if resume is not None else Checkpoint(0, {}, *run.program.start_server(run.layout))
     if run.program.turn(point.model).steps > 1:
         raise CompositionError(
-            "This program's rounds take several exchanges over the same parties, and in an asynchronous run no two "
-            "parties share one. Use one exchange a round (sweeps=1), or a synchronous engine."
+            "A round of this program takes several exchanges over the same parties, which an asynchronous run does not "
+            "have. Use one exchange per round (sweeps=1), or a synchronous engine."
         )
     known, clock = (point.items, point.clock) if isinstance(point, AsyncCheckpoint) else ({}, 0.0)
     items = {name: known.get(name) or WorkItem(point.model, point.index) for name in run.layout.parties}
@@ -137,7 +137,7 @@ def starting_point(run: AsyncConfig, resume: Checkpoint | None) -> AsyncCheckpoi
 
 
 def process_arrival(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arrival: Arrival) -> tuple[Round, State]:
-    """The round that an arrival makes, and what the reduction keeps; the checkpoint has the sender's next item."""
+    """Process an arrival: return its round and what the reduction keeps. The checkpoint has the sender's next item."""
     if arrival.item is not None:
         point = replace(point, items={**point.items, arrival.name: arrival.item})
     name, sent, item = arrival.name, arrival.sent, point.items[arrival.name]
@@ -160,7 +160,7 @@ def process_arrival(run: AsyncConfig, sums: State, point: AsyncCheckpoint, arriv
 
 
 def _refused(run: AsyncConfig, point: AsyncCheckpoint, arrival: Arrival, error: PartsongError) -> Round:
-    """Nothing arrived but the reason; the model stands still, and the party is sent it to try again."""
+    """Return the round of a failed upload: the model stays as it is and is sent to the party, which tries again."""
     name = arrival.name
     after = _next(point, arrival, tuple(error_to_text(error)))
     faults = {party: after.items[party].fault for party in run.layout.parties}

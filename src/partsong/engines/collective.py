@@ -1,9 +1,9 @@
-"""Collective calls over ranks: what a transport can do, and how ranks agree that all is well or why the run ends.
+"""Collective operations over ranks: the transport's interface, and how errors and the end of a run reach all ranks.
 
-A rank is a process that holds one shard or several and runs the same loop as all others; rank 0 also plays the server.
-Before anything large is sent, each rank shows a card of fixed size to all others. It says how much will follow, so that
-it costs no exchange of its own, and whether this rank has failed or has left its loop. Where one has failed its message
-follows, and all ranks raise it. A rank that fails while others work on for long does not wait: it ends the job.
+A rank is a process that holds one or more shards and runs the same loop as all others. Rank 0 is also the server.
+Before ranks send anything large, they exchange status cards of fixed size. A card says how many bytes follow, so it
+costs no exchange of its own, and whether the rank has failed or left its loop. If a rank has failed, its error follows
+and all ranks raise it. A rank that fails while others are busy for long does not wait: it aborts the job.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from partsong.errors import PartsongError, PartyError
 
 
 class Communicator(Protocol):
-    """What a network over ranks asks of a transport: five ways to move bytes and numbers, and one way to end it all.
+    """The interface of a transport over ranks: collective operations on bytes and arrays, and `abort`.
 
-    Ranks are 0 … size − 1. Every method but `abort` is collective: all ranks call it, in the same order. Bytes
-    go as they are; nothing is ever pickled.
+    Ranks are 0 … size − 1. Every method but `abort` is collective: all ranks call it, in the same order. Bytes are sent
+    as they are; nothing is pickled.
     """
 
     @property
     def rank(self) -> int:
-        """Which one this is."""
+        """The rank of this process."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     @property
     def device(self) -> str:
-        """Where tensors that arrive belong; empty for the host."""
+        """The device for received tensors; empty for the host."""
 
     def all_gather(self, card: bytes, timeout: float | None = None) -> list[bytes] | None:
-        """The cards of all ranks, equally long, in rank order; None if they are not there after `patience` seconds."""
+        """Return the cards of all ranks, equally long, in rank order; None after `timeout` seconds."""
 
     def gather(self, parcel: Buffer, sizes: Sequence[int]) -> list[Buffer]:
-        """At rank 0 the parcels of all ranks, whose sizes everybody knows; elsewhere nothing."""
+        """Return the parcels of all ranks at rank 0, and nothing elsewhere; all ranks know the sizes."""
 
     def broadcast(self, parcel: Buffer | None, size: int) -> Buffer:
-        """Rank 0's parcel of that size, at every rank."""
+        """Return rank 0's parcel of this size at every rank."""
 
     def sum(self, array: Array) -> Array:
-        """Σ over the ranks of arrays that are alike, in an order that the transport chooses; `array` stays as it is."""
+        """Return the sum over the ranks of equally shaped arrays, in the transport's order; `array` is unchanged."""
 
     def abort(self, message: str) -> None:
-        """End the other ranks as well, in whatever they are doing, if the transport can; the message is shown."""
+        """Show the message and end all ranks at once, if the transport can."""
 
 
 Result = TypeVar("Result")
 
 ERROR_TIMEOUT = 5.0
-"""Seconds for which a rank that has failed waits until the others can hear of it."""
+"""Seconds that a failed rank waits for the others to receive its error."""
 
 RAISED_AT = "(raised at"
-"""How a note begins that says where an error is from: all ranks know of it."""
+"""Start of the note that says where an error was raised; an error with it is known to all ranks."""
 
 MAX_TEXT = 4000
-"""Characters of an error's message, and of each of its notes, that are sent."""
+"""Characters that are sent of an error's message and of each of its notes."""
 
 
 class Status(enum.IntEnum):
-    """How a rank is."""
+    """The status of a rank."""
 
     WELL = 0
     LEFT = 1
@@ -81,9 +81,9 @@ class Status(enum.IntEnum):
 class StatusCard:
     """What a rank shows to all others before it sends anything: 49 bytes.
 
-    `size`: bytes that follow. `faults`: own parties that are left out. `upload_bytes`, `form`: of an upload that it
-    would add to a sum, and a checksum of the arrays (0: nothing to add). `norm`: of the model it holds, to notice ranks
-    that drift apart. `first`: with which phase a sum begins, as rank 0 knows.
+    `size`: the bytes that follow. `faults`: the number of own parties that are left out. `upload_bytes`: the size of an
+    upload that it would add to a sum. `form`: a checksum of the upload's names, shapes and types (0: nothing to add).
+    `norm`: the norm of its model, to detect ranks that drift apart. `first`: the first phase of the sum, set by rank 0.
     """
 
     status: Status = Status.WELL
@@ -97,26 +97,26 @@ class StatusCard:
     FORMAT: ClassVar[struct.Struct] = struct.Struct("<BQQQQdQ")
 
     def to_bytes(self) -> bytes:
-        """As bytes."""
+        """Serialise."""
         counts = (self.size, self.faults, self.upload_bytes, self.form)
         return self.FORMAT.pack(self.status, *counts, self.norm, self.first)
 
     @classmethod
     def from_bytes(cls, card: bytes) -> StatusCard:
-        """From bytes."""
+        """Parse."""
         status, *others = cls.FORMAT.unpack(card)
         return cls(Status(status), *others)
 
 
 class RunEnded(Exception):
-    """The run is over and every rank knows: with this error, or without one because a rank has left its loop."""
+    """The run is over at every rank, with this error, or without one because a rank has left its loop."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 def all_gather_status(communicator: Communicator, card: StatusCard) -> list[StatusCard]:
-    """Everybody's cards, if all is well; else the run has ended."""
+    """Exchange status cards; raise RunEnded if a rank has failed or left."""
     shown = communicator.all_gather(card.to_bytes())
     assert shown is not None
     cards = [StatusCard.from_bytes(one) for one in shown]
@@ -129,20 +129,20 @@ def all_gather_status(communicator: Communicator, card: StatusCard) -> list[Stat
 
 
 def all_gather_text(communicator: Communicator, text: str) -> list[str]:
-    """Everybody's texts, in rank order."""
+    """Return the texts of all ranks, in rank order."""
     own = text.encode()
     cards = all_gather_status(communicator, StatusCard(size=len(own)))
     return [one.decode() for one in _all_gather_sized(communicator, own, [card.size for card in cards])]
 
 
 def all_gather_values(communicator: Communicator, own: Any) -> list[Any]:
-    """Everybody's plain values (as JSON has them), in rank order; the end of a run elsewhere is an error."""
+    """Return the values (plain JSON) of all ranks, in rank order; raise the error of a rank that ended the run."""
     with raising_remote_errors():
         return [json.loads(text) for text in all_gather_text(communicator, json.dumps(own))]
 
 
 def broadcast_error(communicator: Communicator, error: BaseException) -> None:
-    """Take part in the next agreement as the one that failed; if the others do not come to it, end the job."""
+    """Send an error to all ranks in the next status exchange; abort the job if the others do not reach it in time."""
     own = _encode_error(error)
     error.add_note(f"{RAISED_AT} rank {communicator.rank})")
     with suppress(Exception):  # a transport that is broken: the error itself matters more
@@ -154,7 +154,7 @@ def broadcast_error(communicator: Communicator, error: BaseException) -> None:
 
 
 def leave(communicator: Communicator) -> None:
-    """Take part in the next agreement as one that has left its loop, so that the others end theirs."""
+    """Report in the next status exchange that this rank has left its loop, so that the others end theirs."""
     with suppress(Exception):  # of a transport that has ended before
         shown = communicator.all_gather(StatusCard(Status.LEFT).to_bytes(), ERROR_TIMEOUT)
         cards = [StatusCard.from_bytes(one) for one in shown or ()]
@@ -163,7 +163,7 @@ def leave(communicator: Communicator) -> None:
 
 
 def run_on_all(communicator: Communicator, work: Callable[[], Result]) -> Result:
-    """work() at this rank, or the error of the first rank where it failed: for files that are read before a run."""
+    """Return work() at this rank; if it fails at any rank, raise the first rank's error at all of them."""
     try:
         result = work()
     except BaseException as error:
@@ -178,9 +178,7 @@ def run_on_all(communicator: Communicator, work: Callable[[], Result]) -> Result
 
 @contextmanager
 def broadcasting_errors(communicator: Communicator) -> Iterator[None]:
-    """Within this block an error at one rank ends the block at all of them: in the next agreement, or by ending the job
-    where others do not come to one.
-    """
+    """Send an error raised in this block to all ranks: in the next status exchange, or by aborting the job."""
     try:
         yield
     except BaseException as error:
@@ -190,13 +188,13 @@ def broadcasting_errors(communicator: Communicator) -> Iterator[None]:
 
 
 def _is_known_to_all(error: BaseException) -> bool:
-    """Whether it has been told, or was heard from another rank."""
+    """Whether the error was sent to all ranks, or came from another one."""
     return any(str(note).startswith(RAISED_AT) for note in getattr(error, "__notes__", ()))
 
 
 @contextmanager
 def raising_remote_errors() -> Iterator[None]:
-    """Within this block the end of a run that another rank has told of is its error."""
+    """In this block, raise the error with which another rank ended the run."""
     try:
         yield
     except RunEnded as end:
@@ -204,7 +202,7 @@ def raising_remote_errors() -> Iterator[None]:
 
 
 def _left_error() -> KeyboardInterrupt:
-    """Another rank has left its loop, and all end."""
+    """Return the error for a rank that left its loop, which ends the run at all ranks."""
     error = KeyboardInterrupt()
     error.add_note(f"{RAISED_AT} another rank)")
     return error
@@ -213,9 +211,9 @@ def _left_error() -> KeyboardInterrupt:
 def run_on_rank_0(
     communicator: Communicator, work: Callable[[], tuple[Mapping[str, Message], Any]]
 ) -> tuple[Mapping[str, Message], Any]:
-    """What rank 0 makes of work(), at every rank; where it fails, the run has ended.
+    """Run work() on rank 0 and return its result at every rank; raise RunEnded if it fails.
 
-    Sent: a card, then messages and note in one parcel, or the error.
+    Sent: a status card, then messages and note in one parcel, or the error.
     """
     if communicator.rank > 0:
         card = StatusCard.from_bytes(bytes(communicator.broadcast(None, StatusCard.FORMAT.size)))
@@ -238,12 +236,12 @@ def run_on_rank_0(
 
 
 def error_to_text(error: PartsongError) -> list[str]:
-    """The class and the message of one of our errors."""
+    """Return the class name and the message of a partsong error."""
     return [_error_class_name(error), str(error)[:MAX_TEXT]]
 
 
 def error_from_text(kind: str, message: str) -> PartsongError:
-    """An error of ours again; kinds that nobody knows are errors of a party."""
+    """Rebuild a partsong error; an unknown class becomes a PartyError."""
     found = getattr(errors, kind, None)
     is_ours = isinstance(found, type) and issubclass(found, PartsongError)
     return (found if is_ours else PartyError)(message)  # type: ignore[misc]
@@ -257,7 +255,7 @@ def _first_failure(communicator: Communicator, cards: Sequence[StatusCard], own:
 
 
 def _all_gather_sized(communicator: Communicator, own: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Texts of several sizes, by cards as long as the longest."""
+    """Gather texts of different sizes, padded to the longest."""
     shown = communicator.all_gather(own.ljust(max(sizes)))
     assert shown is not None
     return [text[:size] for text, size in zip(shown, sizes, strict=True)]

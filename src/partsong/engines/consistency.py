@@ -1,4 +1,4 @@
-"""What ranks have to agree on before the first round; each difference is an error at all ranks, with who has what."""
+"""Consistency checks over ranks before the first round. A difference is an error at all ranks that shows the values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partsong.engines.collective import Communicator, RunEnded, all_gather_text
 from partsong.errors import CompositionError, ParameterError, PartsongError
 
 SHOWN = 60
-"""Characters of a difference that an error spells out."""
+"""Characters of a difference that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Of another rank's matrix one knows how wide it is, and its number type."""
+    """What is known of another rank's matrix: its width and number type."""
 
     shape: tuple[int, int]
     dtype: str
@@ -45,9 +45,10 @@ def agree_on_run(
     *,
     has_server: bool = False,
 ) -> Placement:
-    """The placement that all ranks agree on; where rank 0 is a server alone, it holds no party.
+    """Check that all ranks have the same settings, and return the common placement.
 
-    Sent, as JSON: version, settings as text, and the names, widths and number types of this rank's shards.
+    With `has_server`, rank 0 is only a server and holds no party. Sent, as JSON: version, settings as text, and the
+    names, widths and number types of this rank's shards.
     """
     own = {
         "version": version("partsong"),
@@ -80,8 +81,8 @@ def _placement(cards: Sequence[Mapping[str, Any]]) -> Placement:
     idle = [rank for rank, card in enumerate(cards) if not card["parties"]]
     if idle:
         raise ParameterError(
-            f"Every rank needs at least one shard, but {_format_ranks(idle)} has none. Start fewer ranks, or "
-            "split the rows into more parts."
+            f"Every rank needs at least one shard, but {_format_ranks(idle)} has none. Start fewer ranks, or split the "
+            "rows into more parts."
         )
     homes: dict[str, int] = {}
     for rank, (name, _, _) in _parties(cards):
@@ -120,7 +121,7 @@ def _layout(cards: Sequence[Mapping[str, Any]]) -> Layout:
 
 
 def describe(value: Any) -> str:
-    """What a value is, in the same words in every process: no addresses, and arrays by type, shape and checksum."""
+    """Describe a value identically in every process: without addresses, arrays by type, shape and checksum."""
     if is_dataclass(value) and not isinstance(value, type):
         inner = ", ".join(f"{field.name}={describe(getattr(value, field.name))}" for field in fields(value))
         return f"{type(value).__name__}({inner})"
@@ -142,7 +143,7 @@ def _parties(cards: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, tuple[st
 
 
 def _format_differences(values: Sequence[Any]) -> str:
-    """Who has what, from where it begins to differ: 'it is 3 at ranks 0 and 2, and 4 at rank 1'."""
+    """Format which ranks have which value, around the first difference: 'it is 3 at rank 0, and 4 at rank 1'."""
     texts = [str(value) for value in values]
     alike = next((i for i, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), None)
     start = 0 if alike is None else max(0, alike - SHOWN // 2)

@@ -1,4 +1,4 @@
-"""Parties in this process: one after another, which defines the semantics, or in threads with the same bits."""
+"""In-process engines: parties one after another (the reference semantics), or in threads with bit-identical results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Visit = Callable[[Callable[[str], Any], Sequence[str]], dict[str, Any]]
 
 
 class InProcess(ABC):
-    """An engine whose parties are in this process, and are visited as it says."""
+    """Base of engines whose parties are in this process; `_visit` decides how they run."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class InProcess(ABC):
 
     @abstractmethod
     def _visit(self, work: Callable[[str], Any], names: Sequence[str]) -> dict[str, Any]:
-        """work(name) for all names."""
+        """Return work(name) for all names."""
 
     def run(
         self,
@@ -63,9 +63,9 @@ class InProcess(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Sequential(InProcess):
-    """One party after another, in one thread of control; all other engines agree with it to rounding.
+    """Run one party after another in one thread; all other engines agree with it to rounding.
 
-    `shuffle` visits parties in an order drawn from that number, which changes nothing; `record` keeps the traffic.
+    `shuffle` is the seed of a random order of parties, which does not change results. `record` keeps the traffic.
     """
 
     shuffle: int | None = field(default=None, kw_only=True)
@@ -80,11 +80,11 @@ class Sequential(InProcess):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(InProcess):
-    """Parties run in `workers` threads (0: one per core); kernels release the GIL and are serial inside a party.
+    """Run parties in `workers` threads (0: one per core); kernels release the GIL and are serial inside a party.
 
-    Bit-identical to Sequential: the schedule alone fixes the kernels' threads, and sums go in name order. Threads live
-    as long as a visit to the parties and hold up nobody: where Ctrl-C ends the run in the middle of one, they are left
-    behind and end with their party's work or with the process.
+    Bit-identical to Sequential: the schedule alone sets the kernels' threads, and sums are in name order. The threads
+    are daemons that live for one pass over the parties. After Ctrl-C they are not joined; they end with their party's
+    work or with the process.
     """
 
     workers: int = 0
@@ -99,7 +99,7 @@ class Parallel(InProcess):
 
 
 def run_in_threads(work: Callable[[str], Result], names: Sequence[str], workers: int) -> dict[str, Result]:
-    """work(name) for all names in daemon threads; of several errors that of the first name is raised."""
+    """Return work(name) for all names, run in daemon threads; of several errors, raise that of the first name."""
     waiting, done, failed = deque(names), dict[str, Result](), dict[str, BaseException]()
 
     def serve() -> None:
@@ -132,17 +132,17 @@ def run_in_threads(work: Callable[[str], Result], names: Sequence[str], workers:
 
 
 def run_one_by_one(work: Callable[[str], Result], names: Sequence[str]) -> dict[str, Result]:
-    """work(name) for all names in their order."""
+    """Return work(name) for all names, run in their order."""
     return {name: work(name) for name in names}
 
 
 def to_point(checkpoint: Checkpoint) -> Point:
-    """The server's part of a checkpoint. What a reduction keeps from sum to sum is none of it, and is made again."""
+    """Return the server's part of a checkpoint. It has no reduction state, which is set up again."""
     return Point(checkpoint.index, checkpoint.server, checkpoint.model)
 
 
 class Local:
-    """The network of one process; `visit` says how the parties are visited."""
+    """The network of one process; `visit` runs the parties."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Local:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Nobody else has to agree, or to hear of the end."""
+        """Set up the parties; there is no other process to coordinate with."""
         program, shards, schedule, reduction = self._settings
         self.layout = Layout.of(shards, schedule.seed)
         self._parties = LocalParties(program, shards, schedule, reduction, self.layout, self._states, self._visit)
@@ -167,7 +167,7 @@ class Local:
         yield
 
     def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
-        """The attempt as it is asked for."""
+        """Return the attempt with its first phase."""
         return replace(attempt, first=first(attempt.asked))
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
@@ -182,20 +182,20 @@ class Local:
         return served
 
     def sum(self, ask: Ask, aggregation: Aggregation) -> None:
-        """There is no collective operation in one process."""
+        """Return None: one process has no collective sum."""
 
     def seen(self) -> Mapping[str, Message]:
-        """What all parties sent."""
+        """Return what all parties sent since the last call."""
         seen, self._seen = self._seen, {}
         return seen
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
-        """The states of all parties, also of those that have left."""
+        """Return the states of all parties, including those that have left."""
         return self._parties.finish_round(worked)
 
 
 class LocalParties:
-    """Parties in this process, with what each of them keeps."""
+    """The parties in this process and their states."""
 
     def __init__(
         self,
@@ -217,9 +217,9 @@ class LocalParties:
         self._unstarted: dict[str, PartsongError] = {}
 
     def answer(self, ask: Ask) -> Answers:
-        """What the parties here send. Their work is done as `visit` says, and enters the sum in name order.
+        """Return the answers of the parties in this process. `visit` runs their work; sums are in name order.
 
-        Who could not start is at fault, whether it is asked or not.
+        A party that could not start is faulty, whether it is asked or not.
         """
         names, faults = [name for name in ask.names if name in self.parties], dict[str, PartsongError]()
         if ask.kind == "work":
@@ -242,7 +242,7 @@ class LocalParties:
         return Answers(messages, dict(sorted(faults.items())))
 
     def start(self, index: int, error_note: str | None, names: Sequence[str] | None = None) -> None:
-        """Enrol and start those of them (None: all) who have not started. Who cannot is at fault until it can."""
+        """Set up and start the named parties (None: all) that have not started. One that cannot start is faulty."""
         chosen = list(self.parties) if names is None else names
         for name in (name for name in chosen if name not in self.states):
             self.states[name] = self.parties[name].set_up()
@@ -258,12 +258,12 @@ class LocalParties:
             self._unstarted = others | self._try_each(start, new, error_note)
 
     def end_sum(self) -> None:
-        """A sum is done: nothing of the uploads is kept."""
+        """End a sum: drop the uploads."""
         for name, state in self.states.items():
             self.states[name] = self.parties[name].end_sum(state)
 
     def finish_round(self, worked: Collection[str]) -> dict[str, State]:
-        """The work of these parties counts. Returns all states that there are, by name."""
+        """End a round in which the work of these parties counts; return all states by name."""
         for name, state in self.states.items():
             if state.work is not None:
                 self.states[name] = self.parties[name].finish_round(state, counts=name in worked)
@@ -273,7 +273,7 @@ class LocalParties:
     def _try_each(
         self, step: Callable[[str], PartyState], names: Sequence[str], error_note: str | None
     ) -> dict[str, PartsongError]:
-        """Take a step at each of these parties; returns the errors of those where it failed."""
+        """Run a step at each of these parties; return the errors of those that failed."""
 
         def attempt(name: str) -> PartyState | PartsongError:
             try:

@@ -1,7 +1,7 @@
 """Ranks over MPI: `mpiexec -n 4 python -m mpi4py …`, with every rank holding its own shards.
 
-Errors in a run are told to all ranks. Of one before or after it MPI does not know, and others would wait for that rank:
-with `-m mpi4py` it ends them.
+Errors during a run are sent to all ranks. MPI does not notice an error before or after the run, and the other ranks
+would wait. `-m mpi4py` makes such an error abort all ranks.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from partsong.engines.rounds import Rounds
 from partsong.errors import CompositionError, MissingExtra
 
 COLLECTIVE_TAG = 20017
-"""Of our messages between two ranks; use a duplicate of the communicator to receive messages with any tag yourself."""
+"""MPI tag of partsong's messages between two ranks. Use a duplicate communicator if you receive with ANY_TAG."""
 
 MAX_CALL = 1 << 30
-"""Bytes or numbers in one call: counts in MPI are 32-bit integers."""
+"""Bytes or numbers per call: counts in MPI are 32-bit integers."""
 
 SPIN_SECONDS, POLL_SECONDS = 3e-4, 3e-5
-"""Seconds for which a rank looks for the others without a pause, and between two looks after that."""
+"""Seconds of busy waiting for other ranks, and the polling interval after that."""
 
 
 _unfinished: list[Any] = []
-"""Requests that nobody waits for any longer; MPI may still write to their buffers."""
+"""Requests that are no longer waited for; MPI may still write to their buffers, so they are kept alive."""
 
 
 def wait_for(*requests: Any, timeout: float | None = None) -> bool:
-    """Wait for requests: at once for those who are about to come, without using up the core for those who are not.
+    """Wait for requests: busy waiting at first, then polling, so that long waits do not occupy the core.
 
-    False if they are not there after `patience` seconds. What was asked for goes on without us, then and after Ctrl-C.
+    Return False after `timeout` seconds. The requests continue in the background, then and after Ctrl-C.
     """
     began = time.monotonic()
     try:
@@ -59,7 +59,7 @@ def wait_for(*requests: Any, timeout: float | None = None) -> bool:
 
 
 def split_buffer(buffer: Buffer) -> Iterator[Any]:
-    """Views of a one-dimensional buffer, short enough for one call."""
+    """Yield views of a one-dimensional buffer that are short enough for one MPI call."""
     flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else buffer
     for start in range(0, len(flat), MAX_CALL):
         yield flat[start : start + MAX_CALL]
@@ -69,9 +69,9 @@ def split_buffer(buffer: Buffer) -> Iterator[Any]:
 class Mpi:
     """One process per rank; agrees with Sequential bit for bit (`reduce="in order"`) or to rounding (`"all-reduce"`).
 
-    Every rank calls `run` with the same program, schedule and reduction and with its own shards. `comm` is mpi4py's
-    communicator, COMM_WORLD if none is given. `record` keeps at rank 0 what all parties sent, elsewhere what the own
-    ones did. What is sent: see `engines.ranks`; nothing is pickled.
+    Every rank calls `run` with the same program, schedule and reduction and with its own shards. `comm` is an mpi4py
+    communicator (None: COMM_WORLD). `record` keeps what all parties sent at rank 0, and what the own parties sent at
+    other ranks. What is sent: see `engines.ranks`; nothing is pickled.
     """
 
     comm: Any = None
@@ -90,38 +90,38 @@ class Mpi:
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.reduce, self.record)
 
     def communicator(self) -> MpiCommunicator:
-        """Also for work that comes before a run and may fail at one rank: see `engines.collective.together`."""
+        """Return the communicator, also for work before a run that may fail at one rank (`collective.run_on_all`)."""
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise MissingExtra(
-                f'The MPI engine needs mpi4py and an MPI library ({error}): pip install "partsong[mpi]".'
+                f'The MPI engine needs mpi4py and an MPI library ({error}). Install them: pip install "partsong[mpi]".'
             ) from error
         return MpiCommunicator(MPI.COMM_WORLD if self.comm is None else self.comm, MPI)
 
 
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Where launchers of MPI say how many ranks they have started."""
+"""Environment variables in which MPI launchers pass the number of ranks."""
 
 
 def launched_ranks() -> int | None:
-    """How many ranks mpiexec says it has started; None where it has not started this process."""
+    """Return the number of ranks that mpiexec started; None if it did not start this process."""
     return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), None)
 
 
 def require_launched_together(communicator: MpiCommunicator) -> None:
-    """Refuse ranks that mpiexec has started together, but that are each alone in their own MPI."""
+    """Raise CompositionError if mpiexec started several ranks but each is alone in its own MPI world."""
     launched = launched_ranks() or 1
     if communicator.size != launched and communicator.size == 1:
         raise CompositionError(
-            f"mpiexec has started {launched} ranks, but each is alone: it belongs to another MPI than the one that "
-            "mpi4py was built with. Take the mpiexec of that MPI; one comes with pip install 'partsong[mpi]'."
+            f"mpiexec started {launched} ranks, but each is alone: this mpiexec belongs to another MPI than the one "
+            "that mpi4py was built with. Use the mpiexec of that MPI; pip install 'partsong[mpi]' installs one."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class MpiCommunicator:
-    """Buffers over mpi4py's upper-case methods; its lower-case ones would pickle."""
+    """Communicator over mpi4py's upper-case (buffer) methods; the lower-case ones would pickle."""
 
     comm: Any
     library: Any
@@ -168,7 +168,7 @@ class MpiCommunicator:
         return buffer
 
     def sum(self, array: Array) -> Array:
-        """Σ over the ranks by MPI_Allreduce; a tensor stays a tensor where it is."""
+        """Sum over the ranks by MPI_Allreduce; a tensor stays a tensor on its device."""
         if hasattr(array, "cpu"):
             total = self.sum(array.detach().cpu().numpy())
             return array.new_tensor(total) if total.flags.c_contiguous else array.new_tensor(total.T).T
@@ -187,13 +187,13 @@ class MpiCommunicator:
 
 
 PACKET_TAG = COLLECTIVE_TAG + 1
-"""The tag of letters."""
+"""MPI tag of packets."""
 
 HEADER = struct.Struct("<BQ")
 
 
 class Tag(enum.IntEnum):
-    """What a letter is about: the first four come from workers, the last two from the server."""
+    """The kind of a packet: workers send the first four, the server the last two."""
 
     WORK = 0
     REFUSED = 1
@@ -205,7 +205,7 @@ class Tag(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """Who says what."""
+    """A received packet: sender, kind and content."""
 
     sender: int
     tag: Tag
@@ -213,23 +213,23 @@ class Packet:
 
 
 class PacketChannel(Protocol):
-    """Letters from one rank to another, in the order in which they were sent."""
+    """Point-to-point packets between ranks, in the order in which they were sent."""
 
     def send(self, to: int, tag: Tag, parcel: Buffer = b"") -> None:
-        """Returns once the parcel may be changed."""
+        """Send a packet; return once the parcel may be changed."""
 
     def receive(self, timeout: float | None = None) -> Packet | None:
-        """The next letter from anybody, or None if there is none after `patience` seconds."""
+        """Return the next packet from any rank; None after `timeout` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class MpiChannel:
-    """Upper-case methods of mpi4py; its lower-case ones would pickle."""
+    """Packets over mpi4py's upper-case (buffer) methods; the lower-case ones would pickle."""
 
     communicator: MpiCommunicator
 
     def send(self, to: int, tag: Tag, parcel: Buffer = b"") -> None:
-        """A header of nine bytes, then the parcel in pieces; all at once, so that no interrupt leaves half a letter."""
+        """Send a 9-byte header, then the parcel in pieces; all are posted at once, so no interrupt splits a packet."""
         comm = self.communicator.comm
         header = np.frombuffer(HEADER.pack(tag, len(parcel)), np.uint8)
         wait_for(*(comm.Isend(piece, dest=to, tag=PACKET_TAG) for piece in (header, *split_buffer(parcel))))
@@ -249,7 +249,7 @@ class MpiChannel:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """Whether a letter has come, asked as one asks a request."""
+    """A probe for a packet with the interface of a request."""
 
     comm: Any
     source: int

@@ -1,12 +1,12 @@
 """Asynchronous runs over MPI: `mpiexec -n 3 python -m mpi4py …` is a server, at rank 0, and two workers.
 
-Between ranks, in the beginning: the agreement of all ranks on settings, and the names and widths of the parties. Then
+At the start, all ranks exchange settings and the names and widths of the parties. Then
 
     rank p → rank 0:  a party's upload
-    rank 0 → rank p:  the model that it is answered with, its number, and what the server's metrics are
+    rank 0 → rank p:  the next model, its number, and the server's metrics
 
-and in the end, to all ranks, the server's model and state. Never sent: a shard, its secret, a party's state, what a
-reduction keeps.
+At the end, rank 0 sends the server's model and state to all ranks. Never sent: a shard, its secret, a party's state,
+what a reduction keeps.
 """
 
 from __future__ import annotations
@@ -54,19 +54,20 @@ from partsong.errors import ParameterError, PartsongError
 
 @dataclass(frozen=True, slots=True)
 class AsynchronousMpi:
-    """`Asynchronous` in real processes: rank 0 is the server and holds no shard, the others work at their own pace.
+    """`Asynchronous` over real processes: rank 0 is the server and holds no shard, the others work at their own pace.
 
-    Every rank calls `run` with the same program, schedule and reduction. Rank 0 yields a Round for each arrival, its
-    seconds those of the wall clock since the one before. A worker yields one for each of its own contributions (the
-    checkpoint has its parties' states, and no server) and at last an `Ending`, in which nobody takes part, with the
-    model and the server's state as rank 0 has them. What was under way then is not taken in. Parties of one worker take
-    turns. With one worker a run is that of `Asynchronous` with equal durations, bit for bit; with several the order of
-    arrivals is that of the day.
+    Every rank calls `run` with the same program, schedule and reduction. Rank 0 yields a Round for each arrival;
+    its `seconds` are the wall-clock time since the previous one. A worker yields a Round for each of its own
+    contributions (the checkpoint has its parties' states and no server), and finally an `Ending` without participants,
+    with rank 0's model and server state. Work that is in progress at the end is discarded. Parties of one worker take
+    turns. With one worker, the run equals that of `Asynchronous` with equal durations bit for bit. With several, the
+    order of arrivals differs from run to run.
 
-    To resume, each rank gives a checkpoint of its own, not necessarily of the same moment, or all that of a run in one
-    process. An error at any rank is raised at all. Iterate within `with engine.run(…) as rounds`: then a caller that
-    raises in its own loop at one rank is a PartyError at the others. A caller that breaks out of its loop, or raises
-    without that, ends the run at all ranks, and the workers' Endings name its rank. `record` keeps what parties sent.
+    To resume, each rank passes its own checkpoint, not necessarily of the same moment, or all pass that of a run in one
+    process. An error at any rank is raised at all. Iterate in `with engine.run(…) as rounds`: then an error that a
+    caller raises in its loop at one rank is a PartyError at the others. A caller that breaks out of its loop, or raises
+    without that block, ends the run at all ranks, and the workers' Endings name its rank. `record` keeps what parties
+    sent.
     """
 
     comm: Any = None
@@ -81,7 +82,7 @@ class AsynchronousMpi:
         reduction: Reduction,
         resume: Checkpoint | None = None,
     ) -> Rounds:
-        """Arrivals at rank 0, own contributions and the end elsewhere."""
+        """Yield arrivals at rank 0; own contributions and the end elsewhere."""
         communicator = Mpi(self.comm).communicator()
         channel, is_resumed = MpiChannel(communicator), resume is not None
         if communicator.rank == 0:
@@ -94,9 +95,9 @@ class AsynchronousMpi:
 
 @dataclass(frozen=True, slots=True)
 class Ending(Round):
-    """The end of an asynchronous run at a worker, in which nobody takes part.
+    """The end of an asynchronous run at a worker, without participants.
 
-    `left_at` is the rank where a caller has broken out of its loop (None: the run has come to its last arrival).
+    `left_at` is the rank whose caller broke out of its loop (None: the run reached its last arrival).
     """
 
     left_at: int | None = None
@@ -104,9 +105,7 @@ class Ending(Round):
 
 @contextmanager
 def _ending_at_all(rank: int, fail: Callable[[BaseException], None], leave: Callable[[], None]) -> Iterator[None]:
-    """Within this block an error here ends the run everywhere, and so does a caller that leaves its loop; an end that
-    another rank has told of is its error.
-    """
+    """End the run at all ranks if this block raises or the caller leaves its loop; raise the error of another rank."""
     try:
         yield
     except CallerError as left:
@@ -124,10 +123,10 @@ def _ending_at_all(rank: int, fail: Callable[[BaseException], None], leave: Call
 
 
 class MpiArrivals:
-    """The workers, as rank 0 hears of them.
+    """The workers as rank 0 sees them.
 
-    Every worker is either `waiting` for a letter from here, or `working`, so that one more letter will come from it,
-    or it has had the end.
+    A worker is waiting for a packet from rank 0 (`_waiting`), or working and will send one more packet (`_working`), or
+    has received the end.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class MpiArrivals:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Agree on all settings; an error is told to all ranks, and so is that the caller has seen enough."""
+        """Check that all settings agree. An error, or a caller that leaves its loop, ends the run at all ranks."""
         with _ending_at_all(self._communicator.rank, self._fail, self._leave):
             placed = _agree_on_placement(self._communicator, self._program, self._shards, self._schedule, self._others)
             self.layout, self._homes = placed.layout, placed.homes
@@ -163,11 +162,11 @@ class MpiArrivals:
 
     def _leave(self) -> None:
         self._left_at = self._communicator.rank
-        with suppress(Exception):  # of a worker, which raises it itself, or of a transport that has ended before
+        with suppress(Exception):  # a worker's error, which the worker raises, or a transport that is already closed
             self.close()
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
-        """The workers have started their parties; their states stay there, and nobody knows when items are due."""
+        """Wait until the workers have started their parties. States stay at the workers, and items have no due time."""
         all_gather_status(self._communicator, StatusCard())
         self._began = time.perf_counter() - point.clock
         items = {name: replace(item, due=None) for name, item in point.items.items()}
@@ -175,14 +174,14 @@ class MpiArrivals:
         return self._point
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
-        """One letter to each worker whose parties these are."""
+        """Send one packet to each worker that holds these parties."""
         for rank in sorted({self._homes[name] for name in items}):
             own = {name: item for name, item in items.items() if self._homes[name] == rank}
             self._send(rank, Tag.GO_ON, self._answer(own))
             self._working.add(rank)
 
     def next(self) -> Arrival | None:
-        """The next upload; none where a worker has left or failed, which ends the run."""
+        """Return the next upload; None if a worker has left or failed, which ends the run."""
         packet = self._post.receive()
         assert packet is not None
         self._working.discard(packet.sender)
@@ -194,7 +193,7 @@ class MpiArrivals:
         return self._to_arrival(packet)
 
     def _to_arrival(self, packet: Packet) -> Arrival:
-        """What a letter says; uploads are looked at once more."""
+        """Decode a packet; uploads are checked again."""
         found = decode(packet.parcel, device=self._communicator.device)
         clock = time.perf_counter() - self._began
         if packet.tag is Tag.REFUSED:
@@ -212,13 +211,13 @@ class MpiArrivals:
         return Arrival(name, message, clock)
 
     def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
-        """Remember what to tell the sender."""
+        """Keep the round, for the answer to its sender."""
         assert isinstance(done.checkpoint, AsyncCheckpoint)
         self._point, self._answered = done.checkpoint, done
         return done
 
     def close(self) -> None:
-        """Hear every worker out, whose last piece is not taken in, and give all ranks the end of the run."""
+        """Receive and discard the last packet of every worker, then send the end of the run to all ranks."""
         if self._is_closed or self._point is None:
             return
         self._end_waiting()
@@ -232,9 +231,9 @@ class MpiArrivals:
         self._waiting.discard(rank)
 
     def _answer(self, items: Mapping[str, WorkItem]) -> Buffer:
-        """The models of these parties; sent with them: version and number of each item, and what became of the last.
+        """Encode the models of these parties, with version and number of each item and the outcome of the last arrival.
 
-        That is the arrival's index, the server's metrics, why it was refused if it was, and the bytes counted for it.
+        The outcome is the arrival's index, the server's metrics, the reason if it was refused, and its bytes.
         """
         numbers, done = {name: (item.version, item.number) for name, item in items.items()}, self._answered
         became = None if done is None else (done.index, dict(done.metrics), dict(done.refused), done.bytes_down)
@@ -242,7 +241,7 @@ class MpiArrivals:
         return encode(({name: item.model for name, item in items.items()}, (numbers, became)))
 
     def _end_waiting(self) -> None:
-        """The end for those who wait; who has contributed last also hears what became of it."""
+        """Send the end to the waiting workers; the last sender also gets the outcome of its upload."""
         if self._answered is not None and self._point is not None:
             (name,) = self._answered.bytes_up
             self._send(self._homes[name], Tag.END, self._answer({name: self._point.items[name]}))
@@ -264,7 +263,7 @@ class MpiArrivals:
         return {"model": self._point.model}, [self._point.index, self._point.server, self._left_at]
 
     def _fail(self, error: BaseException) -> None:
-        """Tell everybody; who does not listen within a few seconds is ended."""
+        """Send an error to all ranks; abort if a worker does not respond within a few seconds."""
         if self._is_closed:
             return
         with suppress(Exception):
@@ -280,7 +279,7 @@ class MpiArrivals:
 class Worker:
     """A rank with parties, which take turns, each with the model that it was last sent.
 
-    `sent` is the latest contribution (None: it was refused), and `awaits_letter` says whether the server has to write.
+    `sent` is the latest contribution (None: it was refused). `awaits_packet` says whether the server sends next.
     """
 
     communicator: Communicator
@@ -303,7 +302,7 @@ class Worker:
     clock: float = 0.0
 
     def rounds(self) -> Generator[Round]:
-        """A Round for every contribution of an own party, and an Ending."""
+        """Yield a Round for every contribution of an own party, then an Ending."""
         last: Ending | None = None
         with _ending_at_all(self.communicator.rank, self._fail, self._leave):
             self._join()
@@ -319,7 +318,7 @@ class Worker:
             yield last
 
     def _join(self) -> None:
-        """Agree on the run, and start the own parties."""
+        """Check that all settings agree, and start the own parties."""
         others = {"reduction": self.reduction, "resume": self.is_resumed}
         layout = _agree_on_placement(self.communicator, self.program, self.shards, self.schedule, others).layout
         run: AsyncConfig = async_config(self.program, self.schedule, layout, self.reduction, self.record)
@@ -333,7 +332,7 @@ class Worker:
         self.began = time.perf_counter()
 
     def _receive(self) -> Round | None:
-        """The server's answer; the round that it makes of the contribution before, if there was one."""
+        """Receive the server's answer; return the round of the previous contribution, if there was one."""
         packet = self.channel.receive()
         assert packet is not None
         self.awaits_packet, self.is_over = False, packet.tag is Tag.END
@@ -356,7 +355,7 @@ class Worker:
         return Round(index, model, metrics, (name,), {name: taken.nbytes}, down, seconds, after, traffic)
 
     def _contribute(self) -> None:
-        """One piece of work of the party whose turn it is, sent to the server; or the error, if it is left out."""
+        """Do one work item of the party whose turn it is, and send its upload, or its error if it is left out."""
         name = min(self.items, key=lambda party: (self.items[party].number, party))
         ask = ask_for(name, self.items[name], self.error_note)
         self.parties.start(ask.index, self.error_note, [name])
@@ -371,7 +370,7 @@ class Worker:
             self.channel.send(0, Tag.REFUSED, encode((name, error_to_text(fault))))
 
     def _conclude(self) -> Ending:
-        """The end of the run: the server's last state and model, with the states of the own parties."""
+        """Return the end of the run: the server's last state and model, with the states of the own parties."""
         self.is_over = True
         self.is_running = False
         all_gather_status(self.communicator, StatusCard())
@@ -386,16 +385,16 @@ class Worker:
         return self.clock - before
 
     def _leave(self) -> None:
-        """The caller has seen enough: the run ends for all."""
+        """End the run at all ranks because the caller left its loop."""
         if not self.is_running:
             return
-        with suppress(Exception):  # of another rank, which raises it itself, or of a transport that has ended before
+        with suppress(Exception):  # another rank's error, which that rank raises, or a transport that is already closed
             if not self.is_over:
                 self.channel.send(0, Tag.LEFT)
             self._conclude()
 
     def _fail(self, error: BaseException) -> None:
-        """Let the server know that it should listen, and tell everybody; no letter is left for the next run to find."""
+        """Notify the server, then send the error to all ranks; no packet is left over for a later run."""
         with suppress(Exception):
             packet = self.channel.receive(ERROR_TIMEOUT) if self.awaits_packet else None
             if self.is_running and not self.is_over and (packet is None or packet.tag is not Tag.END):
@@ -412,7 +411,7 @@ def _agree_on_placement(
 ) -> Placement:
     if communicator.size < 2:
         raise ParameterError(
-            "An asynchronous run needs a server and at least one worker, but there is one rank. Start it with "
+            "An asynchronous run needs a server and at least one worker, but there is only one rank. Start it with "
             "mpiexec -n 2 or more, or use the engine Asynchronous."
         )
     return agree_on_run(communicator, program, shards, schedule, others, has_server=True)

@@ -1,10 +1,10 @@
-"""One party's half of a run: what it makes of each ask, as pure functions of its state.
+"""One party's side of a run: how it answers each request, as pure functions of its state.
 
-    started ─► worked ─► begun ─► sent ─► … ─► sent ─► summed ─► counted
-              (`local`) └──────── one sum ─────────┘
+    start ─► do_work ─► begin_sum ─► send ─► … ─► send ─► end_sum ─► finish_round
+             (`local`)  └────────── one sum ────────────┘
 
-Work, sum and counting are three moments. `local` runs once in a round, however often its sum begins again: it may draw
-noise that must not be drawn twice. A new state counts only once the server says so.
+Work, sum and the end of the round are separate steps. `local` runs once per round, however often its sum restarts,
+because it may draw noise that must not be drawn twice. A new state becomes current only when the server confirms it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partsong.errors import PartsongError, TooFewParties
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What `local` made of the model of one round; the upload goes once its sum is done."""
+    """The result of `local` in one round; the upload is dropped once its sum is done."""
 
     index: int
     state: State
@@ -28,10 +28,10 @@ class LocalResult:
 
 @dataclass(frozen=True, slots=True)
 class PartyState:
-    """All that a party keeps from step to step.
+    """Everything that a party keeps between steps.
 
-    `program` is the state that counts (there is one once `has_started`), `lasting` what the reduction keeps from sum to
-    sum, and `sending` what it keeps within one.
+    `program` is the program's current state, which exists once `has_started` is true. `reduction_state` is what the
+    reduction keeps between sums, and `sum_state` what it keeps during one.
     """
 
     program: State = None
@@ -43,7 +43,7 @@ class PartyState:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """A shard with the program and the reduction that are run on it."""
+    """A shard with the program and the reduction that run on it."""
 
     program: Program
     shard: Shard
@@ -53,19 +53,19 @@ class Party:
     kernel_threads: int = 1
 
     def set_up(self) -> PartyState:
-        """Before anything: the reduction's keys, if it has some."""
+        """Return the initial state, with the reduction's keys if it has any."""
         return PartyState(reduction_state=self.reduction.setup_party(self.shard.name, self.shard.secret, self.layout))
 
     def start(self, state: PartyState, index: int) -> PartyState:
-        """With a first state of the program."""
+        """Start the program."""
         with runtime.limit_kernel_threads(self.kernel_threads), annotate_errors(self.shard.name, "start", index):
             program = self.program.start_party(self.shard, self.layout)
         return PartyState(program, True, state.reduction_state, state.work, state.sum_state)
 
     def do_work(self, state: PartyState, ask: Ask) -> PartyState:
-        """The program's work on the model, once in a round.
+        """Run the program's `local` on the model, once per round.
 
-        The upload is checked here, where it leaves the party: nobody else sees it under a reduction that hides uploads.
+        The upload is checked here, before it leaves the party: if uploads are hidden, nobody can check it later.
         """
         if state.work is not None and state.work.index == ask.index:
             return state
@@ -79,7 +79,7 @@ class Party:
         )
 
     def begin_sum(self, state: PartyState, ask: Ask) -> PartyState:
-        """The upload enters a sum among the participants."""
+        """Start a sum over the participants with the upload."""
         assert state.work is not None
         assert state.work.upload is not None
         context = ReductionContext(ask.index, ask.participants, self.layout, ask.message)
@@ -90,20 +90,20 @@ class Party:
         return PartyState(state.program, state.has_started, state.reduction_state, state.work, sum_state)
 
     def send(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
-        """What the party sends in one phase of the sum."""
+        """Return the message of one phase of the sum."""
         reply = ask.message if ask.kind == "reduce" else Message({})
         with annotate_errors(self.shard.name, f"reduction phase {ask.phase}", ask.index):
             sum_state, message = self.reduction.client_step(ask.phase, state.sum_state, reply)
         return PartyState(state.program, state.has_started, state.reduction_state, state.work, sum_state), message
 
     def answer(self, state: PartyState, ask: Ask) -> tuple[PartyState, Message]:
-        """The answer to an ask, of either kind."""
+        """Answer a request of either kind."""
         if ask.kind == "work":
             state = self.begin_sum(self.do_work(state, ask), ask)
         return self.send(state, ask)
 
     def end_sum(self, state: PartyState) -> PartyState:
-        """After a sum: what the reduction has learned is kept, and the upload goes."""
+        """End a sum: keep the reduction's state and drop the upload."""
         work = None if state.work is None else LocalResult(state.work.index, state.work.state, None)
         reduction_state = (
             state.reduction_state if state.sum_state is None else self.reduction.finish_party(state.sum_state)
@@ -111,25 +111,25 @@ class Party:
         return PartyState(state.program, state.has_started, reduction_state, work)
 
     def finish_round(self, state: PartyState, *, counts: bool = True) -> PartyState:
-        """After a round: the state that the work led to is the party's state, if its work counts."""
+        """End a round: the state after the work becomes the party's state, if the work counts."""
         assert not counts or state.work is not None
         program = state.work.state if counts and state.work is not None else state.program
         return PartyState(program, state.has_started, state.reduction_state, None, state.sum_state)
 
 
 def raise_or_return(error: PartsongError, error_note: str | None) -> PartsongError:
-    """The error as a value; raised instead where faults stop the run, or where it is about the sum and no party."""
+    """Return the error; raise it instead if faults stop the run, or if it concerns the sum and not a party."""
     if error_note is not None:
         if error_note:
             error.add_note(error_note)
         raise error
     if isinstance(error, TooFewParties):
         raise error
-    return error.with_traceback(None)  # which holds the party's arrays
+    return error.with_traceback(None)  # the traceback would keep the party's arrays
 
 
 class annotate_errors:
-    """Adds party, stage and round to any error that leaves the block."""
+    """Add party, stage and round to any error that leaves the block."""
 
     def __init__(self, party: str, stage: str, index: int) -> None:
         self.note = f"(party {party!r}, stage {stage!r}, round {index})"

@@ -1,16 +1,16 @@
-"""The network over ranks: every rank runs the same rounds with its own shards, and rank 0 also plays the server.
+"""The network over ranks: every rank runs the same rounds with its own shards, and rank 0 is also the server.
 
-In each round, between ranks (what parties send and receive is counted as in every other engine):
+Sent between ranks in each round (what parties send and receive is counted as in every other engine):
 
     for each phase of the reduction
-        everybody → everybody: a card (49 bytes): all is well, or not; how many bytes follow; the norm of the model
+        all ranks → all ranks: a status card (49 bytes): errors, the number of bytes that follow, the norm of the model
         rank p → rank 0:       the phase's messages of p's parties
-        rank 0 → everybody:    the server's reply; after the last phase the aggregate instead, with the names in it
+        rank 0 → all ranks:    the server's reply; after the last phase the aggregate instead, with the names in it
                                and the bytes that each party has sent
 
-or, instead of all phases, an all-reduce of Σ lift(upload) over the ranks; it takes the place of the plain reduction,
-for aggregations that are sums. `finish` turns the same aggregate into the same model at every rank, so that no model
-has to be sent. Never sent: a shard, its secret, a party's state, what a reduction keeps.
+Alternatively, an all-reduce of Σ lift(upload) over the ranks replaces all phases of the plain reduction, for
+aggregations that are sums. `finish` computes the same model from the same aggregate at every rank, so no model is sent.
+Never sent: a shard, its secret, a party's state, what a reduction keeps.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from partsong.errors import CompositionError, ParameterError, PartsongError, Par
 IN_ORDER, ALL_REDUCE = "in order", "all-reduce"
 
 MAX_DRIFT = {"float64": 1e-6}
-"""How far, relative to themselves, the norms of the ranks' models may differ; 1e-3 for other number types."""
+"""Largest relative difference between the norms of the ranks' models; 1e-3 for other number types."""
 
 SUMMABLE = ("float32", "float64")
 """Number types that every transport can add."""
@@ -79,9 +79,10 @@ def run_ranks(
     reduce: str = IN_ORDER,
     record: bool = False,
 ) -> Rounds:
-    """The rounds of a run, the same at every rank but for checkpoints and seconds.
+    """Return the rounds of a run, which are the same at every rank except for checkpoints and seconds.
 
-    An error at any rank is raised at all. A caller that leaves its loop at one rank ends it at all, after that round.
+    An error at any rank is raised at all. A caller that leaves its loop at one rank ends the run at all, after that
+    round.
     """
     network = Ranks(communicator, program, shards, schedule, reduction, resume, reduce)
     point = None if resume is None else to_point(resume)
@@ -89,9 +90,9 @@ def run_ranks(
 
 
 class Ranks:
-    """The parties of all ranks; `shards` are those of this one, and `reduce` says how uploads are added.
+    """The network of all ranks; `shards` are those of this rank, and `reduce` is how uploads are added.
 
-    `seen` has what all parties sent at rank 0, elsewhere what the own ones did, and nothing of an all-reduce.
+    `seen` returns what all parties sent at rank 0, what the own parties sent elsewhere, and nothing of an all-reduce.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Ranks:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Agree on all settings. An error is raised at all ranks; one that leaves ends the run at all."""
+        """Check that all settings agree. An error, or a rank that leaves its loop, ends the run at all ranks."""
         try:
             self._join()
             yield
@@ -149,14 +150,14 @@ class Ranks:
         self._states = {}
 
     def open(self, attempt: RoundAttempt, first: Callable[[tuple[str, ...]], int]) -> RoundAttempt:
-        """The first phase, as rank 0 knows it; sent where there are several."""
+        """Return the attempt with rank 0's first phase, which is sent if the reduction has several phases."""
         if self._reduction.phases == 1:
             return attempt
         phase = first(attempt.asked) if self._communicator.rank == 0 else 0
         return replace(attempt, first=all_gather_status(self._communicator, StatusCard(first=phase))[0].first)
 
     def exchange(self, ask: Ask, serve: Callable[[Answers], Served]) -> Served:
-        """Answers of all ranks to rank 0, and what it makes of them to all."""
+        """Send the answers of all ranks to rank 0, and its result to all."""
         communicator, own = self._communicator, self._answered or self._answer(ask)
         self._answered = None
         parcel = encode(dict(own.messages)) if communicator.rank > 0 else b""
@@ -180,11 +181,11 @@ class Ranks:
         return served
 
     def sum(self, ask: Ask, aggregation: Aggregation) -> Served | None:
-        """The all-reduce, unless a party is at fault, or a rank has nothing to add or arrays of another form."""
+        """Sum by all-reduce; return None if a party is faulty, or a rank has nothing to add or differing arrays."""
         if self._reduce != ALL_REDUCE or not isinstance(aggregation, Reducible):
             return None
         communicator, own = self._communicator, self._answer(ask)
-        self._answered = own  # for `exchange`, if this comes to nothing
+        self._answered = own  # for `exchange`, if there is no all-reduce
         total, card = self._addend(own, aggregation)
         cards = self._agree(ask, card)
         if any(other.faults or not other.form or other.form != card.form for other in cards):
@@ -204,13 +205,13 @@ class Ranks:
         return self._parties.answer(ask)
 
     def _addend(self, own: Answers, aggregation: Reducible) -> tuple[Message, StatusCard]:
-        """Σ lift(upload) over the own parties, and its card; uploads of several sizes have no common form."""
+        """Return Σ lift(upload) over the own parties, and its status card; uploads of different sizes have no form."""
         for name, message in own.messages.items():
             work = self._parties.states[name].work
             if work is None or message is not work.upload:
                 raise CompositionError(
-                    f"{type(self._reduction).__name__} sends something else than the upload, which an all-reduce would "
-                    'pass over. Use reduce="in order".',
+                    f"{type(self._reduction).__name__} sends something other than the upload, which an all-reduce "
+                    'would ignore. Use reduce="in order".',
                     parameter="reduce",
                 )
         uploads, sizes = own.messages.values(), {message.nbytes for message in own.messages.values()}
@@ -219,7 +220,7 @@ class Ranks:
         return total, StatusCard(upload_bytes=max(sizes, default=0), form=form, faults=len(own.faults))
 
     def _agree(self, ask: Ask, card: StatusCard) -> list[StatusCard]:
-        """The cards of all ranks; before anything of a round is sent they also show whether the models are the same."""
+        """Exchange status cards; at the start of a round they also show whether the ranks' models agree."""
         if ask.kind == "reduce":
             return all_gather_status(self._communicator, card)
         norm = _norm(ask.message) if self._communicator.size > 1 else 0.0
@@ -228,7 +229,7 @@ class Ranks:
         return cards
 
     def _all_faults(self, own: Answers) -> dict[str, PartsongError]:
-        """Everybody's faults; sent: for each such party its name, and the kind and message of its error."""
+        """Return the faults of all ranks. Sent: for each faulty party its name, and its error's class and message."""
         texts = all_gather_text(
             self._communicator, json.dumps({name: error_to_text(error) for name, error in own.faults.items()})
         )
@@ -241,18 +242,18 @@ class Ranks:
             shown = ", ".join(f"{norm:.6g} at rank {rank}" for rank, norm in enumerate(norms))
             raise RunEnded(
                 PartyError(
-                    f"Before round {index} the ranks hold different models (norms: {shown}), although each had the "
-                    "same sums. Resume all ranks from checkpoints of one run, on machines of one kind."
+                    f"Before round {index} the ranks hold different models (norms: {shown}), although each received "
+                    "the same sums. Resume all ranks from checkpoints of one run, on machines of one kind."
                 )
             )
 
     def seen(self) -> Mapping[str, Message]:
-        """What was sent by all parties, at rank 0, or by the own ones."""
+        """Return what all parties sent, at rank 0, or what the own ones sent."""
         seen, self._seen = self._seen, {}
         return seen
 
     def commit(self, after: Point, worked: tuple[str, ...], is_last: bool) -> Mapping[str, State]:
-        """The states of the own parties. After the last round the ranks agree once more that all is well."""
+        """Return the states of the own parties. After the last round, ranks exchange status cards once more."""
         if is_last:
             all_gather_status(self._communicator, StatusCard())
             self._is_over = True
@@ -260,13 +261,13 @@ class Ranks:
 
 
 def require_plain_sums(aggregation: Aggregation, reduction: Reduction) -> None:
-    """Refuse what needs more than one sum of lifted uploads."""
-    way_out = 'Use reduce="in order", which works with all of them.'
+    """Raise CompositionError unless one sum of lifted uploads is enough."""
+    way_out = 'Use reduce="in order".'
     if not isinstance(aggregation, Reducible):
         kind = type(aggregation).__name__
-        raise CompositionError(f"{kind} reads individual uploads, and an all-reduce has none. {way_out}")
+        raise CompositionError(f"{kind} reads individual uploads, which an all-reduce does not provide. {way_out}")
     if reduction.phases != 1 or reduction.hides_uploads:
-        raise CompositionError(f"An all-reduce cannot take the place of {type(reduction).__name__}. {way_out}")
+        raise CompositionError(f"An all-reduce cannot replace {type(reduction).__name__}. {way_out}")
 
 
 def _encode_served(served: Served) -> tuple[Mapping[str, Message], list[object]]:
@@ -282,19 +283,21 @@ def _decode_served(message: Message, note: Sequence[Any]) -> Served:
 
 
 def _add(a: Message, b: Message) -> Message:
-    sums = {name: (array + b[name])[...] for name, array in a.arrays.items()}  # of 0-d arrays NumPy makes a number
+    sums = {
+        name: (array + b[name])[...] for name, array in a.arrays.items()
+    }  # [...] keeps 0-d arrays, which NumPy would turn into scalars
     return Message(sums, a.weight + b.weight)
 
 
 def _checksum(total: Message) -> int:
-    """Of names, shapes and number types, never 0; 0 where a transport may be unable to add an array."""
+    """Return a checksum of names, shapes and number types, never 0; 0 if a transport may be unable to add an array."""
     described = list(array_types(total.arrays))
     is_summable = all(kind in SUMMABLE for _, _, kind, _, _ in described)
     return zlib.crc32(repr(described).encode()) | 1 << 32 if is_summable else 0
 
 
 def _norm(model: Message) -> float:
-    """A number that tells models apart: √Σ‖array‖²; of no use to a rank alone."""
+    """Return √Σ‖array‖², which differs between different models; a single rank does not need it."""
     arrays = model.arrays.values()
     norms = [array.double().norm() if hasattr(array, "double") else np.linalg.norm(array) for array in arrays]
     return math.hypot(*map(float, norms))

@@ -1,4 +1,4 @@
-"""The synchronous round: who is asked, what enters the sum, and which work counts. The same over every network."""
+"""Synchronous rounds, the same over every network: which parties are asked, what is summed, and which work counts."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ from partsong.errors import BudgetSpent, DivergenceError, ParameterError, Partso
 Faults = Mapping[str, PartsongError]
 
 RECOVERY = (
-    'To go on without this party: on_party_error="skip", or --on-party-error skip; or the last checkpoint '
-    "with the other shards."
+    'To continue without this party, use on_party_error="skip" or --on-party-error skip, or resume from the last '
+    "checkpoint with the other shards."
 )
 
 
 class CallerError(Exception):
-    """A caller's own loop over the rounds has raised."""
+    """The caller's loop over the rounds raised an error."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
 
     def as_fault(self, rank: int) -> PartyError:
-        """What other ranks hear of it."""
+        """Return the error that other ranks raise."""
         return PartyError(
-            f"The caller at rank {rank} ended the run: its own loop over the rounds raised {self}. Mend it there; to "
-            "go on, resume every rank from its last checkpoint."
+            f"The caller at rank {rank} ended the run: its loop over the rounds raised {self}. Fix it there, then "
+            "resume every rank from its last checkpoint."
         )
 
 
 class Rounds(Iterator[Round]):
-    """The rounds of a run as they are done.
+    """Iterator over the rounds of a run.
 
-    A caller that leaves its loop ends the run everywhere. Within `with engine.run(…) as rounds` an exception in the
-    caller's block is raised at the other ranks too.
+    A caller that leaves its loop ends the run at all ranks. In `with engine.run(…) as rounds`, an exception in the
+    caller's block is raised at the other ranks as well.
     """
 
     def __init__(self, generator: Generator[Round]) -> None:
@@ -87,17 +87,17 @@ class Rounds(Iterator[Round]):
                 self.throw(error)
 
     def throw(self, error: BaseException) -> Round:
-        """End the run with an error of the caller's own loop."""
+        """End the run with an error of the caller's loop."""
         return self._generator.throw(error if isinstance(error, CallerError) else CallerError(error))
 
     def close(self) -> None:
-        """End the run after the round that was yielded last."""
+        """End the run after the last yielded round."""
         self._generator.close()
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What stays the same in all rounds of a run."""
+    """Settings that are constant during a run."""
 
     program: Program
     network: Network
@@ -107,13 +107,13 @@ class RunConfig:
     record: bool
 
     def is_over(self, point: Point) -> bool:
-        """By its schedule, or by the program's own judgement."""
+        """Whether the run is over, by its schedule or by its program."""
         return point.index >= self.schedule.rounds or self.program.is_over(point.server)
 
 
 @dataclass(slots=True)
 class SumServer:
-    """The server's half of one sum. `serve` changes it only where it returns, so that it may be called again."""
+    """The server's side of one sum. `serve` changes it only on success, so it may be called again after an error."""
 
     run: RunConfig
     point: Point
@@ -123,10 +123,10 @@ class SumServer:
     context: ReductionContext | None = None
 
     def serve(self, ask: Ask, answers: Answers) -> Served:
-        """The reply to one phase; after the last one the aggregate.
+        """Return the reply to one phase; after the last phase, the aggregate.
 
-        Where uploads are hidden and only the first phase was answered, nothing of the faulty parties' uploads has left,
-        and the sum begins again without them. Later they are dropouts, and the reduction says whether it can go on.
+        If uploads are hidden and a party fails in the first phase, nothing of its upload has left, and the sum restarts
+        without it. In later phases it is a dropout, and the reduction decides whether the sum can continue.
         """
         reduction, aggregation = self.run.reduction, self.run.program.aggregation
         able = tuple(name for name in ask.names if name not in answers.faults)
@@ -153,7 +153,7 @@ class SumServer:
 
 @dataclass(frozen=True, slots=True)
 class RoundSum:
-    """The aggregate of a round, whose uploads are in it and whose work counts, and what was sent for it."""
+    """The aggregate of a round, the parties whose uploads are in it and whose work counts, and what was sent."""
 
     aggregate: Message
     included: tuple[str, ...]
@@ -175,7 +175,7 @@ def run_rounds(
 ) -> Generator[Round]:
     """Yield one Round after another; the caller stops by leaving its loop.
 
-    Over ranks every rank runs this loop: what `serve` decides at the server is the same everywhere.
+    Over ranks, every rank runs this loop, and all of them get the server's decisions from `serve`.
     """
     with network.running():
         layout = network.layout
@@ -212,7 +212,7 @@ def _one_round(run: RunConfig, point: Point) -> tuple[Round, Point]:
 
 
 def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | None) -> RoundSum:
-    """Work and sum, among fewer parties again where the server asks for that."""
+    """Run work and sum; repeat with fewer parties if the server asks for it."""
     attempt = RoundAttempt(point.index, 0, asked)
     error_note = error_note_for(run.schedule, run.layout, cohort)
     while True:
@@ -226,7 +226,7 @@ def _sum(run: RunConfig, point: Point, asked: tuple[str, ...], cohort: Cohort | 
 
 
 def error_note_for(schedule: Schedule, layout: Layout, cohort: Cohort | None = None) -> str | None:
-    """The words that a fault is raised with; None where faulty parties are left out."""
+    """Return the note that is added to a fault; None if faulty parties are left out."""
     if schedule.on_party_error != "raise":
         return None
     if len(layout.parties) == 1:
@@ -242,7 +242,7 @@ def _first_of(run: RunConfig, point: Point) -> Callable[[tuple[str, ...]], int]:
 
 
 def _work(run: RunConfig, server: SumServer, error_note: str | None) -> Served:
-    """`local` at those who are asked, and the first phase of their sum."""
+    """Run `local` at the parties that are asked, and the first phase of their sum."""
     attempt, dropouts = server.attempt, run.schedule.dropouts.get(server.point.index, {})
     ask = Ask(
         kind="work",
@@ -261,12 +261,12 @@ def _work(run: RunConfig, server: SumServer, error_note: str | None) -> Served:
     except TooFewParties as error:
         for name, fault in attempt.refused.items():
             if repr(name) not in str(error):
-                error.add_note(f"Left out of it was {name!r}: {fault}")
+                error.add_note(f"Party {name!r} was left out of it: {fault}")
         raise
 
 
 def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, error_note: str | None) -> RoundSum:
-    """The later phases of a sum, each among those who were heard in the one before."""
+    """Run the later phases of a sum, each with the parties that answered the phase before."""
     attempt, reduction, index = server.attempt, run.reduction, server.point.index
     dropouts, worked, refused = run.schedule.dropouts.get(index, {}), served.worked, dict(refused)
     sizes, reply_bytes = dict(served.sizes), served.reply_bytes
@@ -285,23 +285,21 @@ def _phases(run: RunConfig, server: SumServer, served: Served, refused: Faults, 
 
 
 def no_party_left_error(faults: Faults, index: int) -> PartyError:
-    """The error of a round in which every party is faulty."""
+    """Return the error of a round in which every party is faulty."""
     kinds = (DivergenceError, BudgetSpent)
     kind = next((kind for kind in kinds if all(isinstance(error, kind) for error in faults.values())), PartyError)
     name, first = next(iter(faults.items()))
-    return kind(f"Nobody is left in round {index}: all {len(faults)} parties are faulty. The first, {name!r}: {first}")
+    return kind(f"No party is left in round {index}: all {len(faults)} are faulty. The first, {name!r}: {first}")
 
 
 def sample_participants(parties: Sequence[str], rounds: int, fraction: float, seed: int) -> dict[int, frozenset[str]]:
-    """Schedule(absent=…) for rounds in which m = max(1, round(fraction · N)) parties take part, without replacement.
+    """Return the `absent` of a Schedule in whose rounds m = max(1, round(fraction · N)) sampled parties take part.
 
-    Round t depends on the seed, the names and t alone: a longer run begins with the same rounds, and a resumed one
-    goes on as if it had not stopped.
+    Sampling is without replacement. Round t depends only on the seed, the names and t: a longer run starts with the
+    same rounds, and a resumed run continues as if it had not stopped.
     """
     if not 0 < fraction <= 1:
-        raise ParameterError(
-            f"The fraction of parties in a round must be above 0 and at most 1; got {fraction!r}.", parameter="fraction"
-        )
+        raise ParameterError(f"fraction must be above 0 and at most 1; got {fraction!r}.", parameter="fraction")
     names = sorted(parties)
     count = max(1, round(fraction * len(names)))
     if count == len(names):

@@ -1,4 +1,4 @@
-"""Ranks over torch.distributed: gloo on processors, NCCL on GPUs; tensors stay tensors, where they are."""
+"""Ranks over torch.distributed: gloo on CPUs, NCCL on GPUs; tensors stay on their device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class TorchDistributed:
-    """One process per rank, as `torchrun` starts them; agrees with Sequential to the bit, or by all-reduce to rounding.
+    """One process per rank, as `torchrun` starts them; agrees with Sequential bit for bit (all-reduce: to rounding).
 
-    The process group is made before (`torch.distributed.init_process_group`); `group` is the default one if none is
-    given. `device` is where this rank computes: empty for the host under gloo, and the current GPU under NCCL. Every
-    rank calls `run` with the same program, schedule and reduction and with its own shards; `reduce` and `record` are as
-    in `Mpi`. What is sent: see `engines.ranks`.
+    Create the process group first (`torch.distributed.init_process_group`). `group` is a process group (None: the
+    default group). `device` is where this rank computes; empty means the host under gloo and the current GPU under
+    NCCL. Every rank calls `run` with the same program, schedule and reduction and with its own shards. `reduce` and
+    `record` are as in `Mpi`. What is sent: see `engines.ranks`.
     """
 
     group: Any = None
@@ -51,7 +51,7 @@ class TorchDistributed:
         return run_ranks(self.communicator(), program, shards, schedule, reduction, resume, self.reduce, self.record)
 
     def communicator(self) -> TorchCommunicator:
-        """Also for work that comes before a run and may fail at one rank: see `engines.collective.together`."""
+        """Return the communicator, also for work before a run that may fail at one rank (`collective.run_on_all`)."""
         try:
             torch: Any = import_module("torch")
         except ImportError as error:
@@ -59,7 +59,7 @@ class TorchDistributed:
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             raise CompositionError(
                 "There is no process group. Start the ranks with torchrun, and call "
-                "torch.distributed.init_process_group first."
+                "torch.distributed.init_process_group before the run."
             )
         is_nccl = torch.distributed.get_backend(self.group) == "nccl"
         place = f"cuda:{torch.cuda.current_device()}" if is_nccl and not self.device else self.device
@@ -67,15 +67,15 @@ class TorchDistributed:
 
 
 def is_launched() -> bool:
-    """Whether torchrun has started this process."""
+    """Whether torchrun started this process."""
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Within this block there is a process group: one that exists already, that of torchrun, or that of a lone rank.
+    """Provide a process group in this block: the existing one, that of torchrun, or one of a single rank.
 
-    That of torchrun stays until the process ends: its ranks cannot meet a second time over the same store.
+    A torchrun group stays until the process ends, because its ranks cannot meet a second time over the same store.
     """
     try:
         import torch.distributed as distributed
@@ -94,7 +94,7 @@ def process_group() -> Iterator[None]:
             distributed.init_process_group("gloo")
             atexit.register(_end_group, distributed)
     except (RuntimeError, ValueError) as error:
-        raise CompositionError(f"The ranks cannot meet: {error}. Start all of them with torchrun.") from error
+        raise CompositionError(f"The ranks cannot connect: {error}. Start all of them with torchrun.") from error
     try:
         yield
     finally:
@@ -103,13 +103,13 @@ def process_group() -> Iterator[None]:
 
 
 def _end_group(distributed: Any) -> None:
-    with suppress(Exception):  # of ranks that are gone: there is an error that matters more
+    with suppress(Exception):  # other ranks may be gone; their error matters more
         distributed.destroy_process_group()
 
 
 @dataclass(frozen=True, slots=True)
 class TorchCommunicator:
-    """Buffers as tensors of bytes; `carrier` is the device that the backend can send from."""
+    """Communicator with buffers as byte tensors; `carrier` is the device that the backend can send from."""
 
     torch: Any
     group: Any
@@ -157,7 +157,7 @@ class TorchCommunicator:
         return tensor.cpu().numpy() if parcel is None else parcel
 
     def sum(self, array: Array) -> Array:
-        """Σ over the ranks by all_reduce, of a tensor where it is if the backend can, of an array on the carrier."""
+        """Sum over the ranks by all_reduce: a tensor on its device if the backend can, an array on the carrier."""
         is_turned = memory_order(array) == "F"
         turned = array.T if is_turned else array
         if isinstance(array, np.ndarray):
@@ -167,14 +167,14 @@ class TorchCommunicator:
         return total.T if is_turned else total
 
     def _all_reduced(self, tensor: Any) -> Any:
-        """Into the tensor itself, if it is on the carrier."""
+        """Sum in place if the tensor is on the carrier."""
         carried = tensor.to(self.carrier)
         if self.size > 1:
             self._exchange(lambda: self.torch.distributed.all_reduce(carried, group=self.group))
         return carried.to(tensor.device)
 
     def abort(self, message: str) -> None:
-        """Say so and end this process at once, and torchrun ends the others: leaving in order would wait for them."""
+        """End this process at once, and torchrun ends the others; an orderly exit would wait for them."""
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
         sys.stdout.flush()
@@ -195,5 +195,5 @@ class TorchCommunicator:
             return exchange()
         except RuntimeError as error:
             raise PartyError(
-                f"Rank {self.rank} has lost touch with another rank, which has ended or cannot be reached: {error}"
+                f"Rank {self.rank} lost the connection to another rank, which has ended or is unreachable: {error}"
             ) from error

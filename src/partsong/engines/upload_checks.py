@@ -1,4 +1,4 @@
-"""What may enter a sum: uploads that look as their program said they would, and sums of finite numbers."""
+"""Checks of uploads and sums: shapes and types as the program specifies, finite numbers, and fixed cohorts."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from partsong.errors import (
 )
 
 SHOWN = 3
-"""Positions that an error spells out."""
+"""Positions that an error shows."""
 
 SUM_HEADROOM = 2**20
-"""So many numbers of the largest size that is let pass can be added up."""
+"""This many numbers of the largest allowed size can be added without overflow."""
 
 MAX_WEIGHT = math.sqrt(np.finfo(np.float64).max)
-"""The largest weight that can be multiplied with a factor."""
+"""The largest weight that can be multiplied by a factor without overflow."""
 
 ANY = ArraySpec((), kind="")
-"""Where nothing is stated: any numbers, if they are finite."""
+"""Used if the program specifies nothing: any finite numbers."""
 
 UploadSpec = Mapping[str, ArraySpec]
 Expected = tuple[UploadSpec, ...]
-"""One for each kind of upload that a program has; none: it says nothing of them."""
+"""One specification per kind of upload; empty if the program specifies none."""
 
 
 def check_compatibility(program: Program, reduction: Reduction, expected: Expected) -> None:
-    """Refuse a reduction that cannot form the program's sums, or promises to hide what they would disclose."""
+    """Refuse a reduction that cannot form the program's sums, or cannot hide what they would disclose."""
     reduction.check(program.aggregation)
     traits = program.traits
     if traits.requires == "plain" and reduction.hides_uploads:
@@ -67,13 +67,13 @@ def check_compatibility(program: Program, reduction: Reduction, expected: Expect
 
 
 def _check_sum_sizes(program: Program, reduction: Reduction) -> None:
-    """Of parties, and of numbers."""
+    """Refuse a reduction with too few parties in a sum, or with bounds that the program's numbers exceed."""
     fewest, needed = getattr(reduction, "fewest", 1), program.traits.min_in_sum
     if fewest < needed:
         raise CompositionError(
             f"{type(reduction).__name__} forms sums over as few as {fewest} parties, but {type(program).__name__} "
-            f"needs {needed} in each: fewer do not add enough noise together. Take fewest={needed} or more (only "
-            "honest parties count), or fewer shares of the noise."
+            f"needs {needed} in each: fewer do not add enough noise together. Use fewest={needed} or more (only honest "
+            "parties count), or fewer shares of the noise."
         )
     bound_of: Any = getattr(reduction, "bound_of", None)
     needs: Mapping[str, float] = program.traits.sum_bounds if bound_of is not None else {}
@@ -87,14 +87,15 @@ def _check_sum_sizes(program: Program, reduction: Reduction) -> None:
 
 
 def check_upload(party: str, upload: Message, expected: Expected) -> None:
-    """Refuse an upload of another form, or with numbers that are not finite or so large that what is done with them is
-    not: beyond the root of the largest of their type in a factor, and 2⁻²⁰ of it elsewhere. No copy is made of one that
-    passes.
+    """Refuse an upload with other shapes or types, or with numbers that are not finite or too large.
+
+    Too large means above the square root of the type's largest number in a factor, and above 2⁻²⁰ of the largest number
+    elsewhere; later operations would overflow. An upload that passes is not copied.
     """
     if not isinstance(upload, Message):
         raise UploadError(
-            f"Party {party!r} sent what cannot be used: {type(upload).__name__}, not a Message. Nothing of it has "
-            "entered a sum. `local` returns a new state and a Message of named arrays."
+            f"Party {party!r} sent an invalid upload: {type(upload).__name__}, not a Message. It has not entered a "
+            "sum. Return a new state and a Message of named arrays from `local`."
         )
     kinds = expected or (None,)
     kind = next((one for one in kinds if one is not None and one.keys() == upload.arrays.keys()), kinds[0])
@@ -102,18 +103,18 @@ def check_upload(party: str, upload: Message, expected: Expected) -> None:
         misfits, runaways = list(_form_errors(upload, kind)), list(_value_errors(upload, kind))
         error = UploadError if misfits else DivergenceError
         raise error(
-            f"Party {party!r} sent what cannot be used: {'; '.join([*misfits, *runaways])}. Nothing of it has entered "
-            "a sum. Check its data and settings."
+            f"Party {party!r} sent an invalid upload: {'; '.join([*misfits, *runaways])}. It has not entered a sum. "
+            "Check its data and settings."
         )
 
 
 def check_sum(aggregate: Message, names: tuple[str, ...], index: int) -> None:
-    """Refuse a sum that is not finite: of uploads that nobody could see, or too large together."""
+    """Refuse a sum that is not finite: uploads were hidden, or too large together."""
     ruined = [repr(name) for name, array in aggregate.arrays.items() if not _is_finite(array)]
     if ruined:
         raise DivergenceError(
             f"The sum of round {index} over {len(names)} parties is NaN or infinite in {', '.join(ruined)}, although "
-            "every upload was finite where it left its party. Go on from the last checkpoint, with data on a smaller "
+            "every upload was finite when it left its party. Resume from the last checkpoint, with data on a smaller "
             "scale or with fewer parties."
         )
 
@@ -137,7 +138,7 @@ def _fits(array: Array, form: ArraySpec) -> bool:
 
 
 def _is_finite(array: Array, form: ArraySpec = ANY) -> bool:
-    """Whether these are numbers, none too large and, if asked for, none below zero: from the least and the largest."""
+    """Whether all entries are numbers, not too large and, if required, not negative, from their minimum and maximum."""
     kind = _kind(array)
     if not kind or 0 in array.shape:
         return bool(kind)
@@ -150,7 +151,7 @@ def _is_finite(array: Array, form: ArraySpec = ANY) -> bool:
 
 @cache
 def _largest_allowed(dtype: Any, is_factor: bool) -> float:
-    """The largest number that may be sent."""
+    """Return the largest number that may be sent."""
     if _family(dtype) not in ("float", "complex"):
         return math.inf
     name = type_name(dtype)
@@ -159,7 +160,7 @@ def _largest_allowed(dtype: Any, is_factor: bool) -> float:
 
 
 def _form_errors(upload: Message, expected: UploadSpec | None) -> Iterator[str]:
-    """All that is wrong with an upload, but for numbers that are not finite."""
+    """Yield all errors of names, types, shapes, signs and the weight of an upload."""
     if not _is_weight(upload.weight):
         yield f"its weight is {upload.weight!r}, not a number from zero to {MAX_WEIGHT:.1g}"
     stated: Mapping[str, ArraySpec] = dict.fromkeys(upload.arrays, ANY) if expected is None else expected
@@ -167,7 +168,7 @@ def _form_errors(upload: Message, expected: UploadSpec | None) -> Iterator[str]:
     for name, array in upload.arrays.items():
         form = stated.get(name)
         if form is None:
-            yield f"{name!r} was not asked for"
+            yield f"{name!r} is unexpected"
         elif not _kind(array) or form.kind not in ("", _kind(array)):
             yield f"{name!r} holds {_describe_dtype(array)}, not {form.kind or 'numbers'}"
         elif form is not ANY and tuple(array.shape) != form.shape:
@@ -188,7 +189,7 @@ def _value_errors(upload: Message, expected: UploadSpec | None) -> Iterator[str]
 
 
 def _describe_entries(name: str, fault: str, is_so: Array) -> list[str]:
-    """The first few entries for which it is so, and their number."""
+    """Describe the first few entries with a fault, and their number."""
     positions = np.argwhere(np.asarray(is_so.cpu() if hasattr(is_so, "cpu") else is_so))
     if not len(positions):
         return []
@@ -197,7 +198,7 @@ def _describe_entries(name: str, fault: str, is_so: Array) -> list[str]:
 
 
 def _kind(array: Array) -> str:
-    """The family of an array's numbers; empty where it holds none."""
+    """Return the family of an array's numbers; empty if it holds none."""
     return _family(array.dtype) if hasattr(array, "dtype") else ""
 
 
@@ -216,16 +217,16 @@ def _size(shape: tuple[Dim, ...]) -> str:
 
 
 Cohort = frozenset[str]
-"""Whose uploads the sums of one round are over: where nobody may see a single one, the same in all of its exchanges."""
+"""The parties whose uploads are in the sums of one round; if uploads are hidden, the same in all of its exchanges."""
 
 WHY = (
-    "Between the exchanges of a round nobody iterates, so that the difference of two of its sums would be the upload "
-    "of the party that is in one of them only."
+    "No party iterates between the exchanges of a round, so the difference of two of its sums would be the upload of a "
+    "party that is in only one of them."
 )
 NOT_IN_COHORT = "It was not in the first sum of this round, and is asked again in the next round."
 FIXED_RECOVERY = (
-    "To go on: the last checkpoint at the beginning of a round, with the same parties. A round that was summed with a "
-    "party must not be repeated without it, which would give the same difference; it can miss rounds as a whole."
+    "Resume from the last checkpoint at the beginning of a round, with the same parties. A round that was summed with "
+    "a party must not be repeated without it, which would reveal the same difference. A party can miss whole rounds."
 )
 
 
@@ -237,10 +238,10 @@ def fixed_cohort(
     point: Point | Checkpoint,
     before: Cohort | None,
 ) -> Cohort | None:
-    """Who has to be in the sum that comes next, and nobody else; None where that is free.
+    """Return exactly the parties that must be in the next sum; None if any may be.
 
-    `before` are those in the last sum of this run (None: there was none). A schedule by which the exchanges of a round
-    differ is refused before the first of them, and so before anything of that round is sent.
+    `before` are the parties in the last sum of this run (None: there was none). A schedule by which parties differ
+    between the exchanges of a round is refused before the first of them, so nothing of that round is sent.
     """
     turn = program.turn(point.model)
     number, total = turn.step, turn.steps
@@ -252,7 +253,7 @@ def fixed_cohort(
     if before is None:
         raise ParameterError(
             f"This checkpoint lies within a round: exchange {point.index} is number {number + 1} of {total}, and it is "
-            f"not known whose uploads are in the sum before, which {type(reduction).__name__} must not change. {WHY} "
+            f"unknown whose uploads are in the previous sum, which {type(reduction).__name__} must not change. {WHY} "
             f"Resume from a checkpoint at the beginning of a round, such as that of index {point.index - number}, with "
             "the same parties."
         )
@@ -262,7 +263,7 @@ def fixed_cohort(
 def require_cohort(
     fixed: Cohort | None, present: Collection[str], index: int, faults: Mapping[str, PartsongError] | None = None
 ) -> None:
-    """Refuse a sum of other parties than those of the sum before it in the same round."""
+    """Refuse a sum over other parties than the previous sum of the same round."""
     if fixed is None or fixed == set(present):
         return
     missing, new = sorted(fixed - set(present)), sorted(set(present) - fixed)
@@ -276,14 +277,14 @@ def require_cohort(
 
 
 def _check_ahead(schedule: Schedule, names: Collection[str], exchanges: range) -> None:
-    """Refuse a schedule by which the parties of these exchanges differ; a party that is silent in one misses it."""
+    """Refuse a schedule by which the parties of these exchanges differ; a dropout in one is missing in it."""
     present = [set(schedule.participants(tuple(names), i)) - set(schedule.dropouts.get(i, {})) for i in exchanges]
     odd = sorted({name for some in present for name in some.symmetric_difference(present[0])})
     if odd:
         raise ParameterError(
             f"Exchanges {exchanges.start} to {exchanges.stop - 1} are one round under a reduction that hides uploads, "
-            f"but by the schedule {_format_names(odd)} would take part in some of them only. {WHY} Keep such a party "
-            "out of the whole round, or in all of it."
+            f"but by the schedule {_format_names(odd)} would take part in only some of them. {WHY} Exclude such a "
+            "party from the whole round, or keep it in all of it."
         )
 
 

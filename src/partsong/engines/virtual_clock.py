@@ -1,6 +1,6 @@
-"""Asynchronous runs in one process: arrivals on a virtual clock, or in an order that was recorded.
+"""Asynchronous runs in one process: arrivals on a virtual clock, or in a recorded order.
 
-Nothing here sleeps or looks at the host's clock: the same settings give the same times everywhere.
+Nothing sleeps or reads the host's clock, so the same settings give the same times everywhere.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from partsong.engines.rounds import Rounds, error_note_for
 from partsong.errors import ParameterError
 
 MAX_EXPONENT = 700.0
-"""Exponents whose exponential is a finite number."""
+"""Largest exponent whose exponential is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Virtual seconds from the model that a party is sent to the arrival of what it makes of it.
+    """Virtual seconds from sending a model to a party until its upload arrives.
 
         d(p, i) = latency + base_p · straggler_p · exp(jitter · z_pi),   base_p = seconds_p, or per_row · n_p
 
-    for the i-th piece of party p. `seconds` names all parties or none, `stragglers` those that differ, 2 for half the
-    speed. z_pi is standard normal, from a stream of the run's seed, p and i: it depends on nothing else. `latency` is
-    that of both ways together.
+    for the i-th work item of party p. `seconds` names all parties or none. `stragglers` names slower parties with their
+    factor; 2 means half the speed. z_pi is standard normal and depends only on the run's seed, p and i. `latency` is
+    the sum of both directions.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -59,28 +59,28 @@ class Durations:
         }
         for what, value in {**named, "per_row": self.per_row}.items():
             if not 0 < value < math.inf:
-                raise ParameterError(f"Durations need {what} > 0 and finite; got {value!r}.")
+                raise ParameterError(f"Durations: {what} must be finite and above 0; got {value!r}.")
         for what, value in (("jitter", self.jitter), ("latency", self.latency)):
             if not 0 <= value < math.inf:
-                raise ParameterError(f"Durations need {what} ≥ 0 and finite; got {value!r}.")
+                raise ParameterError(f"Durations: {what} must be finite and 0 or more; got {value!r}.")
 
     def check(self, names: Sequence[str]) -> None:
-        """Refuse names that no party has, and seconds for some parties only."""
+        """Refuse unknown names, and seconds for some parties only."""
         unknown = sorted((self.seconds.keys() | self.stragglers.keys()) - set(names))
         if unknown:
             raise ParameterError(
-                f"The durations name parties that are not there: {', '.join(unknown[:5])}. "
-                f"The parties are {', '.join(sorted(names)[:5])}{'…' if len(names) > 5 else ''}."
+                f"Durations name unknown parties: {', '.join(unknown[:5])}. "
+                f"Use the parties' names: {', '.join(sorted(names)[:5])}{'…' if len(names) > 5 else ''}."
             )
         missing = sorted(set(names) - self.seconds.keys()) if self.seconds else []
         if missing:
             raise ParameterError(
-                f"The durations say nothing of {', '.join(missing[:5])}. Name the seconds of all parties, or of none: "
-                "then they are proportional to rows."
+                f"Durations lack the seconds of {', '.join(missing[:5])}. Give the seconds of all parties, or of none "
+                "to make them proportional to rows."
             )
 
     def of(self, shard: Shard, number: int, seed: int) -> float:
-        """d(p, i) for a party's piece of that number, from 0."""
+        """Return d(p, i) for a party's work item number i, from 0."""
         name = shard.name
         base = self.seconds[name] if self.seconds else self.per_row * shard.matrix.shape[0]
         exponent = self.jitter * stream(seed, "duration", name, number).standard_normal() if self.jitter else 0.0
@@ -88,22 +88,22 @@ class Durations:
         duration = self.latency + base * self.stragglers.get(name, 1.0) * scale
         if not 0 < duration < math.inf:
             raise ParameterError(
-                f"A piece of work of party {name!r} would last {duration!r} virtual seconds; it must be more than 0 "
-                "and finite. Name its seconds, or lower the jitter."
+                f"A work item of party {name!r} would last {duration!r} virtual seconds, which must be finite and "
+                "above 0. Set its seconds, or lower jitter."
             )
         return duration
 
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """No party waits for another: each begins again with the model that its own last upload was answered with.
+    """Asynchronous engine: no party waits for another; each continues with the model that answered its last upload.
 
-    `Schedule.rounds` counts arrivals; a Round is one of them, with its sender as the only participant. Arrivals come in
-    the order of (virtual time, name), so that a run depends on `durations` and not on the host. `Round.seconds` is the
-    virtual time since the arrival before: their sum is the clock, in `Round.checkpoint.clock`. A party that is left out
-    for a fault uses up an arrival too, and tries again with the model as it stands then; the run ends when nobody's
-    latest piece was good. Checkpoints hold what is under way (`AsyncCheckpoint`), and a resumed run is the
-    uninterrupted one to the bit. With one party and a server that takes over what it is sent this is Sequential.
+    `Schedule.rounds` counts arrivals. A Round is one arrival, with its sender as the only participant. Arrivals are in
+    the order of (virtual time, name), so a run depends on `durations` and not on the host. `Round.seconds` is the
+    virtual time since the previous arrival; the total is `Round.checkpoint.clock`. A faulty party that is left out uses
+    up an arrival too, and tries again with the current model. The run ends when the latest upload of every party was
+    faulty. Checkpoints hold the work in progress (`AsyncCheckpoint`), and a resumed run equals the uninterrupted one
+    bit for bit. With one party, and a server that adopts what it receives, this is Sequential.
     """
 
     durations: Durations = Durations()
@@ -123,7 +123,7 @@ class Asynchronous:
 
 
 class VirtualClock:
-    """Parties in this process whose work lasts as `durations` say; it is computed when it arrives."""
+    """Parties in this process whose work takes the virtual time of `durations`; it is computed on arrival."""
 
     has_ended = False
 
@@ -136,13 +136,13 @@ class VirtualClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Nobody else has to agree, or to hear of the end."""
+        """Set up the layout; there is no other process to coordinate with."""
         self.layout = Layout.of(self._shards, self._schedule.seed)
         self._stops = error_note_for(self._schedule, self.layout)
         yield
 
     def begin(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
-        """Start the parties; items that are not on the clock are due from now on."""
+        """Start the parties, and give items without a due time one."""
         self._durations.check(self.layout.parties)
         self._parties = LocalParties(
             self._program, self._shards, self._schedule, self._reduction, self.layout, point.parties
@@ -151,11 +151,11 @@ class VirtualClock:
         return self._with_due_times(replace(point, parties=self._parties.finish_round(())))
 
     def send(self, items: Mapping[str, WorkItem]) -> None:
-        """Keep them until they are due."""
+        """Keep the items until they are due."""
         self._items.update(items)
 
     def next(self) -> Arrival:
-        """The item that is due first, worked on now; at the same time, the first by name."""
+        """Work on the item that is due first, and return its arrival; ties go to the first name."""
         name = min(self._items, key=lambda party: (self._items[party].due, party))
         item = self._items.pop(name)
         assert item.due is not None
@@ -166,14 +166,14 @@ class VirtualClock:
         return Arrival(name, answers.faults.get(name) or answers.messages[name], item.due)
 
     def commit(self, done: Round, arrival: Arrival, sums: State) -> Round:
-        """With the states of all parties, and the time at which the sender's next item is due."""
+        """Return the round with the states of all parties and the due time of the sender's next item."""
         after = done.checkpoint
         assert isinstance(after, AsyncCheckpoint)
         states = self._parties.finish_round(done.participants)
         return replace(done, checkpoint=self._with_due_times(replace(after, parties=states)))
 
     def close(self) -> None:
-        """Nobody is at work."""
+        """Nothing to do: no work is in progress."""
 
     def _with_due_times(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
         def with_due_time(name: str, item: WorkItem) -> WorkItem:
@@ -186,10 +186,10 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedOrder(Durations):
-    """The i-th arrival of all is that of order[i], at second i + 1; pieces that are not in it never arrive.
+    """Durations that replay a recorded order: arrival i is that of order[i], at second i + 1; no other item arrives.
 
-    A piece of work is a function of its party's state and of the model that its last upload was answered with, and so
-    the order is all that a run depends on. `Schedule.rounds` is at most the length of the order.
+    Work depends only on its party's state and the model that answered its last upload, so the order determines the run.
+    `Schedule.rounds` is at most the length of the order.
     """
 
     order: tuple[str, ...] = ()
@@ -206,6 +206,6 @@ class RecordedOrder(Durations):
         Durations(stragglers=dict.fromkeys(self.order, 1.0)).check(names)
 
     def of(self, shard: Shard, number: int, seed: int) -> float:
-        """Seconds from the arrival before of this party to that of its piece of this number."""
+        """Return the seconds between this party's arrivals number − 1 and number."""
         known = self.intervals.get(shard.name, [])
         return float(known[number]) if number < len(known) else math.inf

@@ -85,7 +85,7 @@ def test_a_rank_that_dies_or_fails_ends_the_others_within_ten_seconds(case, tmp_
     assert ended - float((tmp_path / "failed-at").read_text()) < 10
     errors = [(tmp_path / f"rank-{rank}.err").read_text() for rank in range(2)]
     if case == "exit":
-        assert "lost touch with another rank" in errors[0]
+        assert "lost the connection to another rank" in errors[0]
     else:
         assert "Rank 1 failed: DataError: row 3 is no good" in errors[1]
 

@@ -247,7 +247,7 @@ class Noisy(PlainReduction):
     [
         (PROGRAMS["fnmf"], PlainReduction(), "reads individual uploads"),
         (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
-        (PROGRAMS["exact"], MASKED, 'take the place of SecureSum. Use reduce="in order"'),
+        (PROGRAMS["exact"], MASKED, 'replace SecureSum. Use reduce="in order"'),
         (PROGRAMS["exact"], Noisy(), "something else than the upload"),
     ],
 )

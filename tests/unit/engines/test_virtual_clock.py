@@ -328,11 +328,11 @@ def test_a_faulty_party_is_left_out_and_asked_again():
 @pytest.mark.parametrize(("error", "kind"), [(DataError, PartyError), (DivergenceError, DivergenceError)])
 def test_when_nobodys_latest_piece_was_good_the_run_ends(error, kind):
     program, done = Faulty(PROGRAM, NAMES, 1, error), []
-    with pytest.raises(PartyError, match="Nobody is left in round 5: all 3 parties") as caught:
+    with pytest.raises(PartyError, match="No party is left in round 5: all 3") as caught:
         done.extend(run(Asynchronous(EQUAL), program, shards_of(), on_party_error="skip"))
     assert type(caught.value) is kind
     assert [bool(one.refused) for one in done] == [False] * 3 + [True] * 2
-    with pytest.raises(PartyError, match="Nobody is left in round 5: all 3"):
+    with pytest.raises(PartyError, match="No party is left in round 5: all 3"):
         list(run(Asynchronous(EQUAL), program, shards_of(), on_party_error="skip", resume=done[-1].checkpoint))
 
 
@@ -446,7 +446,7 @@ def test_what_cannot_be_asynchronous_is_refused_with_a_way_out(more, kind, words
     ids=str,
 )
 def test_durations_are_positive_and_finite(settings):
-    with pytest.raises(ParameterError, match=f"Durations need {next(iter(settings))}"):
+    with pytest.raises(ParameterError, match=f"Durations: {next(iter(settings))}"):
         Durations(**settings)
 
 
