@@ -492,10 +492,10 @@ def test_traffic_that_is_missing_or_ends_is_told(invoke, parts, tmp_path):
     assert {index for index, _ in traffic_of(tmp_path / "other")} == {4, 5, 6}
     invoke("fit", parts, "-k", 4, "--rounds", 3, "--seed", 2, "--run-folder", "foreign", "--record", "-q")
     foreign = invoke("fit", parts, *REST, "--run-folder", "foreign", "--record").stderr
-    assert "not that of the resumed run" in foreign
+    assert "the traffic there is of another run" in foreign
     assert {index for index, _ in traffic_of(tmp_path / "foreign")} == {4, 5, 6}
     stopped = invoke("fit", parts, *REST, "--run-folder", "run").stderr
-    assert "kept up to round 3 and not recorded after it. Add --record" in " ".join(stopped.split())
+    assert "has the traffic up to round 3, and later rounds are not recorded. Add --record" in " ".join(stopped.split())
     assert {index for index, _ in traffic_of(tmp_path / "run")} == {1, 2, 3}
     quiet = invoke("fit", parts, *REST, "--run-folder", "plain").stderr
     assert quiet == "", "who records nothing misses nothing"

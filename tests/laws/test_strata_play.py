@@ -39,7 +39,7 @@ from partsong.solvers.game import (
     first_weights,
 )
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
-from partsong.training.loop import StoppingRule, Training, measured, train
+from partsong.training.loop import StoppingRule, Training, measure, train
 from partsong.training.loop import run as run_fit
 from partsong.training.result import EmptyModelWarning
 from partsong.training.simulation import FederatedFit, SimulationMeasures, finish_with_warnings
@@ -313,7 +313,7 @@ def test_a_run_away_is_an_outcome():
     shards = shards_of(20 * data(), 1)
     rounds = Sequential().run(task, shards, Schedule(20, 3), reduction=PlainReduction())
     training = Training()
-    steps = measured(rounds, ends_round=lambda done: task.turn(done.model).ends_round)
+    steps = measure(rounds, ends_round=lambda done: task.turn(done.model).ends_round)
     list(train(steps, StoppingRule(0.0), training))
     assert training.outcome is Outcome.DIVERGED
     fit = FederatedFit(task, shards, Schedule(20, 3), StoppingRule(0.0))

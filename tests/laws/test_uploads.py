@@ -32,7 +32,7 @@ from partsong.methods import build
 from partsong.methods.averaging import AlignedUpload
 from partsong.methods.two_stage import exact_after
 from partsong.secure_aggregation.protocol import SecureSum
-from partsong.training.loop import StoppingRule, Training, measured, train
+from partsong.training.loop import StoppingRule, Training, measure, train
 
 PROGRAMS = {
     "exact": build("exact", 4, local_steps=5),
@@ -294,7 +294,7 @@ def test_rows_are_other_rows_while_a_party_cannot_start():
     before = run(Unstartable(program), shards, 2, on_party_error="skip")
     after = run(program, shards, 4, resume=before[-1].checkpoint)
     training = Training()
-    list(train(measured(before + after), StoppingRule(0), training))
+    list(train(measure(before + after), StoppingRule(0), training))
     rows = training.history
     assert [row.parties for row in rows] == [3, 3, 4, 4]
     assert rows[0].cohort == rows[1].cohort != 0

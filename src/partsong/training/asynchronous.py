@@ -1,4 +1,4 @@
-"""Asynchronous fits over ranks: workers report how well the model fits, and rank 0 ends the run by their reports."""
+"""Asynchronous fits over ranks: workers report the error of the model, and rank 0 stops the run by these reports."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from partsong.training.result import FinalizationTimer
 from partsong.training.simulation import FederatedFit
 
 ERROR = "reported_error"
-"""The metric that the server makes of reports; it is not the error of one moment."""
+"""The server's metric of the reports, which are of different moments."""
 
 
 @state("reporting.party")
 @dataclass(frozen=True, slots=True)
 class ReportingPartyState:
-    """A party, which place it has in the list of all, and how many there are."""
+    """A party's state, its index in the list of parties, and their number."""
 
     party: AveragingPartyState
     party_index: int
@@ -65,7 +65,7 @@ class ReportingPartyState:
 @state("reporting.server")
 @dataclass(frozen=True, slots=True)
 class ReportingServerState:
-    """A server, and the latest report of each party (2 × parties): ‖X_p − W_p H‖², ‖X_p‖²; zero before the first."""
+    """The server's state and the latest report of each party (2 × parties): ‖X_p − W_p H‖², ‖X_p‖²; zero at first."""
 
     server: State
     reports: np.ndarray
@@ -73,11 +73,11 @@ class ReportingServerState:
 
 @dataclass(frozen=True, slots=True)
 class Reporting(ProgramBase):
-    """A `LocalAveraging` with two more numbers in each upload: ‖X_p − W_p H‖² for the H that was sent, and ‖X_p‖².
+    """`LocalAveraging` with two more numbers in each upload: ‖X_p − W_p H‖² for the H that was sent, and ‖X_p‖².
 
-    W_p is that of the party's work before, so that a first report is of an empty model. Who reports is told by the
-    place of these numbers among zeros (2 × parties). The error is that of everybody's latest report together: each is
-    of the moment at which that party was last answered. Never sent: X_p, W_p.
+    W_p is that of the party's previous work, so the first report is of an empty model. The position of the numbers
+    among zeros (2 × parties) identifies the party. The error combines the latest reports of all parties; each is of the
+    moment at which that party was last answered. Never sent: X_p, W_p.
     """
 
     program: LocalAveraging
@@ -95,17 +95,17 @@ class Reporting(ProgramBase):
         return self.program.aggregation
 
     def start_party(self, shard: Shard, layout: Layout) -> ReportingPartyState:
-        """The program's, with its place."""
+        """Return the program's state with the party's index."""
         party_index = layout.parties.index(shard.name)
         return ReportingPartyState(self.program.start_party(shard, layout), party_index, len(layout.parties))
 
     def start_server(self, layout: Layout) -> tuple[ReportingServerState, Message]:
-        """The program's, without reports."""
+        """Return the program's state and model, without reports."""
         server, model = self.program.start_server(layout)
         return ReportingServerState(server, np.zeros((2, len(layout.parties)))), model
 
     def local(self, shard: Shard, party: ReportingPartyState, model: Message) -> tuple[ReportingPartyState, Message]:
-        """A look at the model, then the program's work."""
+        """Measure the model's error, then do the program's work."""
         reports = np.zeros((2, party.parties))
         reports[:, party.party_index] = _squares(shard, party.party.W, model)
         after, upload = self.program.local(shard, party.party, model)
@@ -113,18 +113,18 @@ class Reporting(ProgramBase):
         return ReportingPartyState(after, party.party_index, party.parties), sent
 
     def finish(self, server: ReportingServerState, aggregate: Message) -> tuple[ReportingServerState, Message]:
-        """The program's, and the report of the one who has come."""
+        """Return the program's result, with the report of the sender."""
         arrays = dict(aggregate.arrays)
         new = np.asarray(arrays.pop("reports"))
         after, model = self.program.finish(server.server, Message(arrays, aggregate.weight))
         return ReportingServerState(after, np.where(new.any(axis=0), new, server.reports)), model
 
     def components(self, server: ReportingServerState) -> Array:
-        """H (k × m) as it stands."""
+        """Return the current H (k × m)."""
         return self.program.components(server.server)
 
     def metrics(self, server: ReportingServerState) -> Mapping[str, float]:
-        """√(Σ_p ‖X_p − W_p H‖² / Σ_p ‖X_p‖²) over those who have reported."""
+        """Return √(Σ_p ‖X_p − W_p H‖² / Σ_p ‖X_p‖²) over the parties that have reported."""
         distance, energy = server.reports.sum(axis=1)
         return {ERROR: math.sqrt(max(0.0, distance) / energy) if energy > 0 else 0.0}
 
@@ -133,7 +133,7 @@ class Reporting(ProgramBase):
         return tuple({**kind, "reports": reports} for kind in self.program.upload_spec(layout))
 
     def turn(self, model: Message) -> Turn:
-        """Of the program; every exchange is worth a look."""
+        """Return the program's turn; every exchange is measured."""
         return replace(self.program.turn(model), ends_round=True)
 
 
@@ -147,14 +147,14 @@ def _squares(shard: Shard, W: Array | None, model: Message) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True)
 class AsyncStoppingRule(StoppingRule):
-    """Converged once the reported squared error changes by less than `tol` of its `yardstick` per turn, over a few.
+    """Converged once the reported squared error changes by less than `tol` of its `yardstick` per turn, over `WINDOW`.
 
-    Whichever way: a report is of the model as its party has just moved it, which at first is far from that of the
-    others. Such errors begin too low and rise to the common one, so that the least of them says nothing.
+    Changes count in both directions. A report is of the model that its party has just updated, which at first is far
+    from those of the others. Such errors start too low and rise to the common one, so their minimum is meaningless.
     """
 
     def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
-        """Why to stop now, or None to go on."""
+        """Return why to stop now, or None to continue."""
         if progress.has_diverged():
             return Outcome.DIVERGED
         if self.tol == 0 or progress.count <= WINDOW:
@@ -165,11 +165,11 @@ class AsyncStoppingRule(StoppingRule):
 
 @dataclass(slots=True)
 class AsyncFollower:
-    """What rank 0 goes by while uploads come in.
+    """Rank 0's view of the arriving uploads, and its decision when to stop.
 
-    A turn is over when every worker has been heard since the last one: then the reports are of one time, and `tol` is
-    about the error from turn to turn. Signals and the clock are looked at after each arrival: once there is no time for
-    another piece of work of the slowest and the end of the fit (`closing` seconds), no more are waited for.
+    A turn ends when every worker has reported since the last one. Then the reports are of about the same time, and
+    `tol` compares the errors of turns. Signals and the clock are checked after each arrival: the run stops when the
+    time left does not cover another work item of the slowest worker and the end of the fit (`finish_seconds`).
     """
 
     interrupts: InterruptCounter
@@ -184,7 +184,7 @@ class AsyncFollower:
     is_late: bool = False
 
     def arrivals(self, rounds: Iterator[Round]) -> Generator[Round]:
-        """The same, until there is a reason to end."""
+        """Yield the rounds until there is a reason to stop."""
         for done in rounds:
             for name in done.bytes_up:
                 self._note(name, time.perf_counter() - self.began)
@@ -204,7 +204,7 @@ class AsyncFollower:
             self.is_late = now + max(self.durations.values()) + self.finish_seconds >= self.budget
 
     def follow(self, fit: FederatedFit, rounds: Iterator[Round], watch: Watch) -> Training:
-        """The training as rank 0 sees it; its model is the last one, unless the run has diverged."""
+        """Return the training at rank 0; its model is the last one, unless the run diverged."""
         training = Training(began=self.began, watch=watch, last=fit.last)
         with closing(self.arrivals(rounds)) as arrivals:
             steps = measure(arrivals, ReportedMeasures(), ends_round=lambda done: self.ends_turn, last=fit.last)
@@ -216,7 +216,7 @@ class AsyncFollower:
 
 @dataclass(frozen=True, slots=True)
 class ReportedMeasures(Measures):
-    """The error that parties have reported, and its square."""
+    """The error that parties reported, and its square."""
 
     def error(self, done: Round) -> float:
         return done.metrics[ERROR]
@@ -226,7 +226,7 @@ class ReportedMeasures(Measures):
 
 
 def train_by_arrivals(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower, watch: Watch) -> Training:
-    """The run to its end, whose outcome is the same at all ranks; only rank 0 has its history and its model."""
+    """Run to the end. The outcome is the same at all ranks; only rank 0 has the history and the model."""
     follower.finish_seconds = _finish_seconds(fit, communicator, follower)
     rounds: Any = fit.engine.run(fit.program, fit.shards, fit.schedule, reduction=fit.reduction)
     training, error_text = Training(ended=Outcome.MAX_ROUNDS), None
@@ -257,7 +257,7 @@ def _agree_on_outcome(
     training: Training,
     error_text: DivergenceError | None,
 ) -> Training:
-    """The outcome that rank 0 knows of, unless somebody's signal or the clock has ended the run; sent: five facts."""
+    """Agree on the outcome: rank 0's, unless a signal at any rank or the clock ended the run. Sent: five values."""
     is_full = bool(training.history) and training.history[-1].iteration >= fit.last
     own = [str(training.outcome), is_full, training.best is not None, bool(follower.interrupts.count), follower.is_late]
     every = all_gather_values(communicator, own)
@@ -273,7 +273,7 @@ def _agree_on_outcome(
 
 
 def _finish_seconds(fit: FederatedFit, communicator: Communicator, follower: AsyncFollower) -> float:
-    """How long the slowest worker will need for the end of the fit, tried on a few of its rows; sent: that number."""
+    """Estimate how long the slowest worker needs for the end of the fit, from a few of its rows. Sent: that number."""
     if follower.budget is None:
         return 0.0
 

@@ -1,4 +1,4 @@
-"""Centralised NMF, X ≈ W H of rows in one place: where it starts, its iterations, and what ends at zero."""
+"""Centralised NMF, X ≈ W H with all rows in one place: initialization, iterations, and fits that end at zero."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from partsong.training.result import (
 )
 
 PARTY = "all"
-"""Whose rows they are: there is nobody else."""
+"""The name of the only party."""
 
 EMPTY_MESSAGE = Message({})
-"""What it sends."""
+"""The message of a party that sends nothing."""
 
 TRIAL_STEPS = 200
-"""Iterations of a fit from another start, where the first has led to nothing."""
+"""Iterations of a fit from another start, if the first ended at zero."""
 
 INITS = ("auto", "anchors", "random", "nndsvd", "nndsvda", "nndsvdar")
 
 FILLS = {"nndsvd": 0.0, "nndsvda": 1.0, "nndsvdar": 0.01}
-"""What zeros of a double SVD become, in units of the mean of X; for "nndsvdar" it is a random share of that."""
+"""Replacement for zeros of a double SVD, in units of the mean of X; a random fraction of it for "nndsvdar"."""
 
 
 @dataclass(frozen=True, slots=True)
 class CentralizedConfig:
-    """Centralised NMF as a value: rank, solver, start, and when to stop.
+    """Settings of centralised NMF: rank, solver, initialization and stopping rule.
 
-    With a `sketch` of a kind steps see sketched data; with a `game` (a `solvers.game.Game`, or "game" for the usual
-    one) players meet over single cells, and the solver fits rows to what they end with. `shuffle` draws the order of
+    With a `sketch`, steps use sketched data of that kind. With a `game` (a `solvers.game.Game`, or "game" for the
+    default), players update single cells, and the solver fits rows to their final H. `shuffle` draws the order of
     components from the seed.
     """
 
@@ -80,7 +80,7 @@ class CentralizedConfig:
 def iterations(
     solver: SquaredError, matrix: Matrix, rows: RowState, columns: ColumnState, *, first: int, most: int, threads: int
 ) -> Iterator[Step]:
-    """W ← rule(W; H), then H ← rule(H; WᵀW, XᵀW): iterations `first` to `most`, each with its error."""
+    """Yield iterations `first` to `most` with their errors: W ← rule(W; H), then H ← rule(H; WᵀW, XᵀW)."""
     dtype = matrix.dtype
     for index in range(first, most):
         began = time.perf_counter()
@@ -99,7 +99,7 @@ def iterations(
 
 @dataclass(frozen=True, slots=True)
 class CentralizedFit:
-    """A fit by both half-steps in turn; without an `init` of its own it starts where the configuration says."""
+    """A fit that alternates both half-steps; without `init` it starts as the configuration says."""
 
     matrix: Matrix
     config: CentralizedConfig
@@ -109,9 +109,9 @@ class CentralizedFit:
 
     @property
     def solver(self) -> SquaredError:
-        """The half-steps; the solver called "hals" makes one sweep a step on sparse data.
+        """The half-steps; the solver "hals" makes one sweep per step on sparse data.
 
-        Products with sparse data cost less than sweeps, and several sweeps to one product end in worse minima there.
+        There, products with the data cost less than sweeps, and several sweeps per product end in worse minima.
         """
         solver = self.config.solver
         assert isinstance(solver, SquaredError)
@@ -143,7 +143,7 @@ class CentralizedFit:
     def steps(self, point: Checkpoint | None) -> Iterator[Step]:
         solver, point = self.solver, self._start() if point is None else point
         rows, columns, first = point.parties[PARTY], point.server, point.index
-        del point  # the start is handed over and not kept: W is as large as its rows
+        del point  # do not keep the start: W is as large as its rows
         return iterations(solver, self.matrix, rows, columns, first=first, most=self.last, threads=self.threads)
 
     def components(self, server: ColumnState) -> Array:
@@ -162,7 +162,7 @@ class CentralizedFit:
 
 
 Build = Callable[[Matrix, CentralizedConfig, InitialFactors | None], Fit]
-"""How a configuration becomes a fit: `CentralizedFit`, or for games and sketches one of `training.single_party`."""
+"""Builds a fit from a configuration: `CentralizedFit`, or a function of `training.single_party`."""
 
 
 def fit_centralized(
@@ -174,9 +174,9 @@ def fit_centralized(
     watch: Watch,
     observer: FitObserver,
 ) -> tuple[Training, FitResult]:
-    """Fit X ≈ W H from start to end; a penalised fit that ends at zero is tried again from another start.
+    """Fit X ≈ W H; if a penalised fit ends at zero, try again from another start.
 
-    `init` replaces the start that the configuration names. The observer sees the first of these fits only.
+    `init` replaces the configured initialization. The observer sees only the first of these fits.
     """
 
     def watch_all(done: Round, row: HistoryRow) -> None:
@@ -206,7 +206,7 @@ def _retry_from_another_start(
     found: tuple[Training, FitResult],
     interrupts: InterruptCounter,
 ) -> tuple[Training, FitResult]:
-    """A penalised fit that ended at zero, or plain steps from another start where these are better; both warn."""
+    """Return a penalised fit that ended at zero, or plain steps from another start if they are better; both warn."""
     assert isinstance(config.solver, SquaredError)
     init = "nndsvda" if config.init == "random" and config.rank <= min(matrix.shape) else "random"
     plain = replace(config.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())
@@ -229,10 +229,10 @@ def _retry_from_another_start(
 
 
 def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors:
-    """The start that the configuration names; "auto" takes nndsvda for sparse data and anchors for others.
+    """Return the configured initial factors; "auto" uses nndsvda for sparse data and anchors otherwise.
 
-    Random numbers are for cells that are unknown, and for more components than rows or columns, which no SVD has.
-    Sketches are for data that one would rather not multiply by often, and the double SVD takes twelve products.
+    Random factors are used if cells are unknown, or if there are more components than rows or columns, for which there
+    is no SVD. With a sketch, "auto" avoids the double SVD, which takes twelve products with the data.
     """
     generator, init = stream(config.seed, "start"), config.init
     is_partly_known = isinstance(matrix, ObservedMatrix)
@@ -244,20 +244,20 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
         if config.rank > min(matrix.shape):
             raise ParameterError(
                 f"init = '{init}' can only be used when n_components <= min(n_samples, n_features); got n_components = "
-                f"{config.rank} and X of {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'.",
+                f"{config.rank} and X of shape {matrix.shape[0]} × {matrix.shape[1]}. Use init='random'.",
                 parameter="init",
             )
         fill = FILLS[init] * matrix.mean
         return double_svd(matrix, config.rank, generator, fill, is_random=init == "nndsvdar")
     factors = anchors(matrix, config.rank, generator)
     if isinstance(config.solver, SquaredError) and isinstance(config.solver.rule, Multiplicative):
-        # multiplicative steps leave zeros at zero for ever
+        # multiplicative steps never change a zero
         return InitialFactors(factors.Ht + factors.Ht.dtype.type(0.01 * float(factors.Ht.mean())))
     return factors
 
 
 def _shuffled(factors: InitialFactors, config: CentralizedConfig) -> InitialFactors:
-    """The same components in another order, which rules that update one after another go by."""
+    """Return the same components in random order, which matters to rules that update one after another."""
     order = stream(config.seed, "order").permutation(config.rank)
     return InitialFactors(
         *(None if F is None else kernels.of(F).rows_of(F[:, order].T) for F in (factors.Ht, factors.W))

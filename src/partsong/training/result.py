@@ -1,4 +1,4 @@
-"""From the last round to a model: scale, order, weights, error; what is warned of; how long that will take."""
+"""The result of a fit: scale, order, weights and error of the best model, its warnings, and the time this will take."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from partsong.training.loop import Fit, Training
 
 TRIAL_ROWS = 400
-"""Rows on which the end of a fit is tried when a time budget has to cover it."""
+"""Rows used to estimate the time of the end of a fit, for a time budget."""
 
 NEGLIGIBLE = 1e-9
-"""A share of ‖X‖² that is nothing but rounding."""
+"""A fraction of ‖X‖² that is only rounding."""
 
 Result = TypeVar("Result")
 
 ROUNDING = 1e-15
-"""A share of ‖X‖ that is nothing."""
+"""A fraction of ‖X‖ that counts as zero."""
 
 
 class Reducer:
-    """The processes that complete a model together, each with shards of its own; here it is this one alone.
+    """The processes that complete a model together, each with its own shards; this class is for a single process.
 
-    `jointly` does some work here and fails everywhere where it fails for one; `total` is a sum over all, the same bits
-    everywhere.
+    `run_on_all` does some work here and raises at all processes if it fails at one. `sum` is a sum over all processes,
+    with the same bits at each.
     """
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Reducer:
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """H (k × m) on its stated scale and in order, W per party, explained shares, and the error over all rows."""
+    """H (k × m) scaled and sorted, W per party, explained shares, and the error over all rows."""
 
     H: np.ndarray
     weights: dict[str, Array]
@@ -78,13 +78,13 @@ def complete(
     reducer: Reducer = Reducer(),
     keeps_order: bool = False,
 ) -> FitResult:
-    """Put H on its scale, solve for every W as `transform` does, and sort by explained share.
+    """Scale H, solve for every W as `transform` does, and sort by explained share.
 
-    Without penalties rows of H get Euclidean norm 1. W is solved for the sorted H, so that transforming the same
-    rows later gives the same numbers; only sums over parties (k × k, and two numbers) are needed, which are those of
-    everybody `among` whom the shards are. Where components depend on each other W is not unique, and the order is that
-    of a nearby solution. One that `keeps_order` is not sorted: with differential privacy an order by shares, which are
-    known from all rows, would tell of them.
+    Without penalties, rows of H get Euclidean norm 1. W is solved for the sorted H, so transforming the same rows later
+    gives the same numbers. Only sums over parties are needed (k × k, and two numbers); `reducer` computes them over all
+    processes. If components are linearly dependent, W is not unique, and the order is that of a nearby solution. With
+    `keeps_order`, components are not sorted: under differential privacy, an order by shares would disclose the rows
+    that the shares are computed from.
     """
 
     def solve(Ht: Array, exactly: bool = True) -> tuple[dict[str, Array], np.ndarray, np.ndarray]:
@@ -110,7 +110,7 @@ def complete(
 
 
 def scale_is_free(solver: RowSolver) -> bool:
-    """Whether W H alone matters: not under penalties, nor for a solver without any, whose weights are shares."""
+    """Whether only W H matters: not with penalties, nor for a solver without penalty parameters, whose W are shares."""
     return not any(getattr(solver, penalty, True) for penalty in ("penalty_W", "penalty_H"))
 
 
@@ -119,13 +119,13 @@ def _solve(solver: RowSolver, shards: Sequence[Shard], Ht: Array, exactly: bool)
 
 
 def _sorted(F: Array, shares: np.ndarray) -> Array:
-    """Columns of F by falling share, in contiguous memory."""
+    """Return the columns of F by decreasing share, in contiguous memory."""
     order = np.argsort(-shares, kind="stable")
     return kernels.of(F).cast(np.take(kernels.of(F).to_numpy(F), order, axis=1), F)
 
 
 def _without_rounding(Ht: Array, gram: np.ndarray, norm: float) -> Array:
-    """Hᵀ with components set to zero that contribute less than rounding: penalties shrink them for ever, never to 0."""
+    """Set components of Hᵀ that contribute less than rounding to zero; penalties shrink them but never reach 0."""
     values = kernels.of(Ht).to_numpy(Ht)
     sizes = np.einsum("ij,ij->j", values, values, dtype=np.float64) * gram.diagonal()
     return kernels.of(Ht).cast(values * (sizes > ROUNDING**2 * norm), Ht)
@@ -139,7 +139,7 @@ def _unit_columns(Ht: Array) -> Array:
 
 
 def _gram(weights: dict[str, Array], Ht: Array) -> np.ndarray:
-    """Σ_p W_pᵀW_p (k × k) in float64; zero where there are no rows."""
+    """Return Σ_p W_pᵀW_p (k × k) in float64; zero without rows."""
     gram = np.zeros((Ht.shape[1], Ht.shape[1]))
     for W in weights.values():
         gram += kernels.of(W).to_numpy(kernels.of(W).gram(W))
@@ -147,21 +147,21 @@ def _gram(weights: dict[str, Array], Ht: Array) -> np.ndarray:
 
 
 def _shares(gram: np.ndarray, Ht: Array) -> np.ndarray:
-    """share_j = Σ_l (WᵀW)_jl (HHᵀ)_jl / Σ: what component j contributes to ‖W H‖²."""
+    """Return share_j = Σ_l (WᵀW)_jl (HHᵀ)_jl / Σ, the contribution of component j to ‖W H‖²."""
     contribution = (gram * kernels.of(Ht).to_numpy(kernels.of(Ht).gram(Ht))).sum(axis=1)
     total = float(contribution.sum())
     return contribution / total if total > 0 else np.full(len(contribution), 1.0 / max(1, len(contribution)))
 
 
 def _squares(shards: Sequence[Shard], weights: dict[str, Array], Ht: Array) -> np.ndarray:
-    """‖X − W H‖² and ‖X‖² over the rows that are here."""
+    """Return ‖X − W H‖² and ‖X‖² over the rows of this process."""
     error = sum(shard.matrix.squared_distance(weights[shard.name], shard.matrix.native(Ht)) for shard in shards)
     norm = sum(shard.matrix.squared_norm for shard in shards)
     return np.array([error, norm], np.float64)
 
 
 def is_reliable_error(error: float, dtype: object) -> bool:
-    """Whether a relative error that sums tell is more than rounding, or none at all (NaN)."""
+    """Whether a relative error computed from sums is more than rounding; True for NaN, which is no error."""
     squared = error**2
     if math.isnan(squared) or squared > TRUSTED["float32"]:
         return True
@@ -171,10 +171,10 @@ def is_reliable_error(error: float, dtype: object) -> bool:
 def error_from_data(
     known: float, matrices: Sequence[Matrix], parties: Sequence[RowState], columns: ColumnState, dtype: object
 ) -> float:
-    """The relative error of W and H: what their sums tell, or from the data where that is mostly rounding.
+    """Return the relative error of W and H: from sums, or from the data if the former is mostly rounding.
 
-    ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers where a model fits well, or where one column
-    is so large that all others are rounding beside it.
+    ‖X‖² − 2⟨Hᵀ, XᵀW⟩ + ⟨WᵀW, HHᵀ⟩ is a small difference of large numbers if the model fits well, or if one column is so
+    large that all others are rounding beside it.
     """
     if is_reliable_error(known, dtype):
         return known
@@ -191,7 +191,7 @@ def error_from_data(
 
 
 def top_features(H: np.ndarray, names: Sequence[str] | None, n: int) -> list[list[str | int]]:
-    """The n features with the largest values in each row of H: names where known, else column numbers."""
+    """Return the n features with the largest values in each row of H: names if known, else column numbers."""
     order = np.argsort(-H, axis=1, kind="stable")[:, :n]
     return [[int(j) if names is None else str(names[j]) for j in row] for row in order]
 
@@ -201,9 +201,7 @@ class EmptyModelWarning(UserWarning):
 
 
 def finish(fit: Fit, training: Training) -> FitResult:
-    """Return the best model of a run, or that of the start where not even one step was made: H on its scale and in
-    order, W, shares and error.
-    """
+    """Return the best model of a run, or the initial one if no step was made: H scaled and sorted, W, shares, error."""
     H = fit.components(fit.server_at_start() if training.best is None else training.best)
     with runtime.limit_kernel_threads(fit.threads):
         Ht, rescale = kernels.of(H).rows_of(H), scale_is_free(fit.solver)
@@ -212,14 +210,14 @@ def finish(fit: Fit, training: Training) -> FitResult:
 
 @dataclass(slots=True)
 class FinalizationTimer:
-    """How long the end of a fit will take, so that a time budget covers it: tried on a few rows now and then."""
+    """Estimates how long the end of a fit will take, so that a time budget covers it, from trials on a few rows."""
 
     fit: Fit
     seconds: float = 0.0
     tried_at: float = 0.0
 
     def reserve(self, done: Round, spent: float) -> float:
-        """Seconds to keep back; tried again each time that twice as much time has been spent."""
+        """Return the seconds to reserve; measured again each time the time spent has doubled."""
         if self.tried_at == 0.0 or spent >= 2 * self.tried_at:
             self.tried_at = spent
             self.seconds = self._try(self.fit.components(done.checkpoint.server))
@@ -244,7 +242,7 @@ def _some_rows(shard: Shard, share: float) -> Shard:
 
 
 def warn_of_divergence(training: Training) -> None:
-    """Warn callers in Python; the command line reports the outcome instead."""
+    """Warn Python callers of divergence; the command line reports the outcome instead."""
     if training.outcome is Outcome.DIVERGED:
         message = f"The fit diverged and was stopped. The best model so far is kept. {training.error_text}".rstrip()
         warnings.warn(message, DivergenceWarning, stacklevel=2)
@@ -256,29 +254,29 @@ def is_zero(result: FitResult) -> bool:
 
 
 def warn_if_model_is_zero(solver: Any, result: FitResult, comparison: str = "") -> None:
-    """Warn where W H is zero, and say why; `comparison` is what a fit from another start has shown."""
+    """Warn if W H is zero, with the reason; `comparison` is the result of a fit from another start."""
     if not is_zero(result):
         return
     if getattr(solver, "penalty_W", None) or getattr(solver, "penalty_H", None):
         why = (
             f"The penalties ({solver.penalty_W} on W, {solver.penalty_H} on H) outweigh the data, at least from this "
-            "start. Lower them: alpha_W and alpha_H, or those of the program's solver."
+            "initialization. Lower alpha_W and alpha_H, or the penalties of the program's solver."
         )
         why = f"{why} {comparison}".rstrip()
     else:
-        why = "The iteration has lost its start on the way. Take smaller steps, or another solver or seed."
+        why = "The iteration collapsed to zero. Use smaller steps, or another solver or seed."
     warnings.warn(f"The model is zero: W H explains nothing of X. {why}", EmptyModelWarning, stacklevel=2)
 
 
 def warn_if_ill_posed(solver: Any) -> None:
-    """Warn where only one factor has a penalty: c W and H / c have the same product, and c has no best value."""
+    """Warn if only one factor has a penalty: c W and H / c have the same product, and no c is optimal."""
     on_W, on_H = getattr(solver, "penalty_W", None), getattr(solver, "penalty_H", None)
     if bool(on_W) == bool(on_H):
         return
     free, held_back = ("W", "H") if on_H else ("H", "W")
     warnings.warn(
-        f"Only {held_back} has a penalty (alpha_{held_back}), so that the objective has no minimum: {free} grows and "
-        f"{held_back} shrinks without end. Set alpha_{free} above 0 as well.",
+        f"Only {held_back} has a penalty (alpha_{held_back}), so the objective has no minimum: {free} grows and "
+        f"{held_back} shrinks without limit. Set alpha_{free} above 0 as well.",
         IllPosedWarning,
         stacklevel=2,
     )

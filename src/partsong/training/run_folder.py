@@ -6,9 +6,8 @@
     save_model(folder.path / MODEL, model)
     folder.end(training.history, recorder.sent, result)
 
-`start(…, resume=True)` resumes the run that the folder holds, from its start if it was ended before its first
-checkpoint. It can be read at any time: `load` (as its checkpoint has it), `history`, `traffic`, `settings`,
-`result`, `model`.
+`start(…, resume=True)` resumes the run in the folder, from its start if it ended before the first checkpoint. The
+folder can be read at any time: `load` (the checkpoint), `history`, `traffic`, `settings`, `result`, `model`.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ RUN_FILES = (SETTINGS, VERSIONS, *RESULT_FILES)
 
 
 def prepare_folder(folder: Path, overwrite: bool) -> None:
-    """Make the folder; refuse one with anything in it, unless it holds a run that may be overwritten."""
+    """Create the folder; refuse one that is not empty, unless it holds a run that may be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise FileError(f"run_folder={str(folder)!r} is a file. Choose another name.", parameter="run_folder")
     if folder.is_dir() and any(folder.iterdir()) and not RunFolder(folder).is_unstarted:
         if not is_run_folder(folder):
             raise FileError(
-                f"run_folder={str(folder)!r} holds files, but not those of a run of partsong; nothing was touched. "
+                f"run_folder={str(folder)!r} holds files that are not those of a partsong run. Nothing was changed. "
                 "Choose another name, or an empty folder.",
                 parameter="run_folder",
             )
@@ -72,7 +71,7 @@ def prepare_folder(folder: Path, overwrite: bool) -> None:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run of ours began in this folder: its settings and versions are there, and say so."""
+    """Whether a partsong run was started in this folder, by its settings and versions."""
     try:
         settings, versions = (json.loads((folder / name).read_text("utf-8")) for name in (SETTINGS, VERSIONS))
     except (OSError, ValueError, RecursionError):
@@ -84,13 +83,13 @@ def is_run_folder(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of one run; those of an earlier run are replaced one by one."""
+    """The files of one run; they replace those of an earlier run one by one."""
 
     path: Path
 
     @property
     def is_unstarted(self) -> bool:
-        """Whether a run began here and ended before anything of it was kept: there is nothing to resume or to lose."""
+        """Whether a run ended before it saved anything, so that there is nothing to resume or to lose."""
         return is_run_folder(self.path) and not any((self.path / name).exists() for name in (CHECKPOINT, *RESULT_FILES))
 
     def begin(
@@ -101,16 +100,16 @@ class RunFolder:
         *,
         resumes: bool = False,
     ) -> None:
-        """Write what is known before the fit, so that one that fails can be traced as well.
+        """Write what is known before the fit, so that a failed fit can be traced as well.
 
-        Traffic of an earlier run is removed but for the rounds that are `kept`; so is its checkpoint, unless the run
-        `resumes` it. One that counts what was spent on privacy is never removed.
+        Traffic of an earlier run is removed except for the rounds in `kept`. Its checkpoint is removed too, unless the
+        run `resumes` it. A checkpoint with privacy accounts is never removed.
         """
         if not resumes and (self.path / CHECKPOINT).exists():
             if self.load().spent:
                 raise FileError(
-                    f"{self.path / CHECKPOINT} holds what an earlier run has spent on privacy, which adds up with what "
-                    "this one will spend. Resume that run, or use another folder and keep this one."
+                    f"{self.path / CHECKPOINT} holds the privacy accounts of an earlier run, which add up with those "
+                    "of this one. Resume that run, or use another folder and keep this one."
                 )
             (self.path / CHECKPOINT).unlink()
         clear_traffic(self.path, kept or {})
@@ -132,11 +131,11 @@ class RunFolder:
         may_change: Collection[str] = (),
         left_out: list[Exclusion] | None = None,
     ) -> RunRecorder:
-        """Begin a run in this folder, or `resume` the one that it holds; return the recorder that keeps it here.
+        """Start a run in this folder, or `resume` the one in it; return the recorder that saves it here.
 
-        `settings` (with the method's name as "method") and `data` (a `checkpoint.fingerprint` for each party) say which
-        run it is: one with others is not resumed, except for settings that `may_change`. To `record` traffic the
-        fit's engine has to record it as well.
+        `settings` (with the method's name as "method") and `data` (a `checkpoint.fingerprint` for each party) identify
+        the run: a run with others is not resumed, except for settings in `may_change`. To `record` traffic, the fit's
+        engine must record it as well.
         """
         saved, place = None, self.path / CHECKPOINT
         resume = resume and not self.is_unstarted
@@ -158,11 +157,11 @@ class RunFolder:
         return RunRecorder(fit, about, place, every, traffic, saved)
 
     def load(self) -> SavedRun:
-        """The run as its checkpoint has it; `require_same_run` says whether a fit may resume it."""
+        """Load the run from its checkpoint; `require_same_run` checks whether a fit may resume it."""
         return load_run(self.path / CHECKPOINT)
 
     def run(self) -> str | None:
-        """The identifier of the run that began here, where its settings have one."""
+        """Return the identifier of the run, if its settings have one."""
         try:
             found = self._json(SETTINGS).get("run")
         except FileError:
@@ -170,19 +169,19 @@ class RunFolder:
         return found if isinstance(found, str) else None
 
     def settings(self) -> dict[str, Any]:
-        """What the run was asked for."""
+        """Return the settings of the run."""
         return self._json(SETTINGS)
 
     def result(self) -> dict[str, Any]:
-        """What came of the run, once it has ended."""
+        """Return the result of a run that has ended."""
         return self._json(RESULT)
 
     def model(self) -> Model:
-        """The model, once the run has ended."""
+        """Return the model of a run that has ended."""
         return load_model(self.path / MODEL)
 
     def history(self) -> tuple[HistoryRow, ...]:
-        """A line for each round: of the whole run once it has ended, else up to the checkpoint."""
+        """Return a row for each round: of the whole run if it has ended, else up to the checkpoint."""
         path = self.path / HISTORY
         if not path.exists():
             return self.load().history
@@ -190,14 +189,14 @@ class RunFolder:
             try:
                 return tuple(_history_row(row) for row in csv.DictReader(file))
             except (KeyError, TypeError, ValueError) as error:
-                raise FormatError(f"{path}: not the history of a fit. Take it from the run again.") from error
+                raise FormatError(f"{path}: not the history of a fit. Copy it from the run again.") from error
 
     def traffic(self) -> TrafficRecord:
-        """What parties have sent, of a run whose traffic was recorded."""
+        """Return what parties sent in a run with recorded traffic."""
         return read_record(self.path)
 
     def end(self, history: Sequence[HistoryRow], sent: Iterable[Sent], result: Mapping[str, Any]) -> None:
-        """Write what is known after the fit; the model is here already."""
+        """Write what is known after the fit; the model is already here."""
         write_csv(self.path / HISTORY, HistoryRow._fields, history)
         write_csv(self.path / "bytes.csv", ("round", "party", "bytes_up", "bytes_down"), sent)
         write_json(self.path / RESULT, result)
@@ -209,9 +208,9 @@ class RunFolder:
         except OSError as error:
             raise FileError(f"{path} cannot be read: {error.strerror or error}. Check the folder.") from error
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"{path}: cannot be read as JSON. Take it from the run again.") from error
+            raise FormatError(f"{path}: not valid JSON. Copy it from the run again.") from error
         if not isinstance(found, dict):
-            raise FormatError(f"{path}: does not say what a run says. Take it from the run again.")
+            raise FormatError(f"{path}: not a file of a partsong run. Copy it from the run again.")
         return found
 
 
@@ -221,7 +220,7 @@ def _history_row(row: Mapping[str, str]) -> HistoryRow:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A CSV file, whole or not at all; NaN is left empty."""
+    """Write a CSV file atomically; NaN cells are empty."""
     cells = [["" if value is None else value for value in as_json(list(row))] for row in rows]
     text = io.StringIO(newline="")
     quoting = quoting_for(value for row in cells for value in row if isinstance(value, str))

@@ -1,4 +1,4 @@
-"""Federated fits in one process: a program, its parties and an engine, with what only a simulation can measure."""
+"""Simulated federated fits in one process: program, parties and engine, with metrics that need all parties' data."""
 
 from __future__ import annotations
 
@@ -57,10 +57,11 @@ from partsong.training.result import (
 
 @dataclass(frozen=True, slots=True)
 class FederatedFit:
-    """A program with all that it takes to run it; `begin` makes its start (None: the program's own).
+    """A program with everything needed to run it.
 
-    A round is `exchanges` of the engine's, unless the program says when it ends. `spending` are its accounts where it
-    has noise. The end of the fit may use `threads`.
+    `begin` returns the checkpoint to start from (None: the program's own start). A round has `exchanges` exchanges of
+    the engine, unless the program decides. `spending` are the privacy accounts of a program with noise. The end of the
+    fit may use `threads` threads.
     """
 
     program: Any
@@ -108,7 +109,7 @@ class FederatedFit:
         )
 
     def ends_round(self, done: Round) -> bool:
-        """Whether a round ends with an exchange: as the program says, and every `exchanges` of them."""
+        """Whether a round ends with this exchange: as the program decides, and every `exchanges` exchanges."""
         return self.program.turn(done.model).ends_round and (done.index + 1) % self.exchanges == 0
 
     def components(self, server: State) -> Array:
@@ -122,9 +123,9 @@ class FederatedFit:
 
 @dataclass(frozen=True, slots=True)
 class SimulationMeasures(Measures):
-    """What the server knows, and where it knows no error, that of W refitted at each party; drifts of the parties.
+    """The server's metrics, the parties' drifts, and the error with W refitted at each party if the server knows none.
 
-    Drifts are Σ_p ‖H_p − H‖² / ‖H‖², by position and after assignment, where parties have an H of their own.
+    Drift is Σ_p ‖H_p − H‖² / ‖H‖², by position and after assignment, if parties have their own H.
     """
 
     program: Any
@@ -157,13 +158,13 @@ class SimulationMeasures(Measures):
 
 
 def party_components(checkpoint: Checkpoint) -> dict[str, Array]:
-    """The H_p (k × m) of every party that has one of its own, by name."""
+    """Return the H_p (k × m) of every party that has its own, by name."""
     own = {name: getattr(state, "Ht", None) for name, state in checkpoint.parties.items()}
     return {name: Ht.T for name, Ht in own.items() if Ht is not None}
 
 
 def _energy(H: Array) -> float:
-    """‖H‖², by columns: most H are transposed views of these."""
+    """Return ‖H‖², computed by columns: most H are transposed views."""
     columns = kernels.of(H).rows_of(H)
     return float(kernels.of(H).inner(columns, columns))
 
@@ -178,10 +179,10 @@ def simulate_rounds(
     reduction: Reduction = PlainReduction(),
     spending: Spending | None = None,
 ) -> FederatedFit:
-    """The fit of so many rounds of a program, measured with all that only a simulation can know.
+    """Return the simulated fit of this many rounds of a program, with metrics that need all parties' data.
 
-    A round is several exchanges where the program says so, and as many arrivals as there are parties where nobody waits
-    for others: over a virtual clock, on which a party's work lasts in proportion to its rows. Noise is accounted.
+    A round has as many exchanges as the program needs. For an asynchronous program it has as many arrivals as there are
+    parties, on a virtual clock where compute time is proportional to a party's rows. Privacy noise is accounted for.
     """
     traits = program.traits
     if traits.release is not None and spending is None:
@@ -201,7 +202,7 @@ def simulate_rounds(
 
 
 def finish_with_warnings(fit: Fit, training: Training) -> FitResult:
-    """The model of a run, with a warning where it is not what was hoped for."""
+    """Return the model of a run; warn if the fit diverged, is ill-posed, or ended at zero."""
     warn_of_divergence(training)
     warn_if_ill_posed(fit.solver)
     result = finish(fit, training)
@@ -211,7 +212,7 @@ def finish_with_warnings(fit: Fit, training: Training) -> FitResult:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """How a federation stands after a round; `outcome` is None while there are more to come.
+    """The state of a federated fit after a round; `outcome` is None while more rounds follow.
 
     `result` fits the estimator as if the fit had ended with this round, and returns it.
     """
@@ -225,16 +226,16 @@ class RoundReport:
 
     @property
     def components(self) -> np.ndarray:
-        """A copy of H (k × m) as it stands: on the scale and in the order of the run, the same from round to round."""
+        """A copy of the current H (k × m), in the run's own scale and order, which are the same in every round."""
         H = self.program.components(self.server)
         return np.array(kernels.of(H).to_numpy(H))
 
 
 def iterate_rounds(fit: FederatedFit, training: Training) -> Iterator[Step]:
-    """Yield the steps that end a round; `training` then stands at the end of that round.
+    """Yield the steps that end a round, when `training` is at the end of that round.
 
-    The first Ctrl-C within a round makes it the last; between rounds, it is the caller's. So is the time between
-    rounds, which counts neither in the history nor against a time budget.
+    The first Ctrl-C during a round makes it the last. Between rounds, the caller handles Ctrl-C, and the time counts
+    neither in the history nor against a time budget.
     """
     steps = iterate_steps(fit, training)
     while True:

@@ -1,4 +1,4 @@
-"""Programs that a single party runs with itself: sketched steps ("sanls") and games over single cells."""
+"""Centralised fits that run a federated program with a single party: sketched steps ("sanls") and games over cells."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from partsong.training.centralized import PARTY, CentralizedConfig, initial_fact
 from partsong.training.simulation import FederatedFit
 
 MEASURE_EVERY = 10
-"""Sketched iterations from one look at the error to the next: it costs a pass over the data."""
+"""Sketched iterations between two error measurements, each of which costs a pass over the data."""
 
 
 def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None) -> FederatedFit:
-    """An iteration is a sweep over all cells; columns without a known cell begin, and stay, at zero."""
+    """Return the fit of a game; an iteration is a sweep over all cells. Columns without known cells stay zero."""
     assert isinstance(config.solver, ObservedRows)
     assert config.game is not None
     game = Game() if config.game == "game" else config.game
@@ -47,7 +47,7 @@ def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | N
 
 
 def sketched_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None) -> FederatedFit:
-    """An iteration is two exchanges, of a party with itself; its H is looked at now and then."""
+    """Return the fit of sketched steps; an iteration is two exchanges, and the error is measured every few of them."""
     assert isinstance(config.solver, SquaredError)
     assert config.sketch is not None
     most, rows = config.max_iter, matrix.shape[0]

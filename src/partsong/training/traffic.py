@@ -1,4 +1,4 @@
-"""Recorded traffic of a run folder: what parties sent, one file of arrays a round, and a line about each message."""
+"""Recorded traffic of a run folder: one file of arrays per round with what parties sent, and a line per message."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from partsong.io.write import as_json, write_text
 FOLDER, LIST = "traffic", "traffic.jsonl"
 KIND = FileKind("partsong-traffic", 1, is_private=True)
 MAX_ROUNDS = 10**6
-"""A list that names a later round is not one of ours."""
+"""A list that names a later round is invalid."""
 
 Lines = Mapping[int, Sequence[str]]
-"""What the list says about the messages of each round."""
+"""The lines of the list about each round."""
 Traffic = Sequence[tuple[str, int, Message]]
 """What one round sent, as in `Round.traffic`: party, phase of the reduction, message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficRecorder:
-    """Keeps the traffic of a simulation as it goes, so that a run which is broken off has left all of it."""
+    """Writes the traffic of a simulation round by round, so that an interrupted run leaves all of it."""
 
     folder: Path
 
     def note(self, done: Round) -> None:
-        """Write down a round whose engine recorded its traffic; readable by its owner alone, as uploads can tell."""
+        """Write the recorded traffic of a round, readable only by the owner: uploads can disclose data."""
         (self.folder / FOLDER).mkdir(exist_ok=True)
         name = _file_of(done.index + 1)
         arrays = {
@@ -57,7 +57,7 @@ class TrafficRecorder:
 
 
 def complete_rounds(folder: Path, sent: Iterable[tuple[int, str, int, int]]) -> Lines:
-    """The rounds of `sent` (round, party, bytes up, bytes down) whose messages are all in the folder."""
+    """Return the rounds of `sent` (round, party, bytes up, bytes down) whose messages are all in the folder."""
     wanted: dict[int, dict[str, int]] = {}
     for index, party, up, _ in sent:
         wanted.setdefault(index, {})[party] = up
@@ -80,7 +80,7 @@ def complete_rounds(folder: Path, sent: Iterable[tuple[int, str, int, int]]) -> 
 
 
 def clear_traffic(folder: Path, kept: Lines) -> None:
-    """Remove the traffic of an earlier run, but for these rounds."""
+    """Remove the traffic of an earlier run, except for these rounds."""
     names = {_file_of(index) for index in kept}
     for stale in folder.glob(f"{FOLDER}/round-*.safetensors"):
         if f"{FOLDER}/{stale.name}" not in names:
@@ -92,16 +92,16 @@ def clear_traffic(folder: Path, kept: Lines) -> None:
 
 
 def missing_traffic(folder: Path, kept: Lines, before: int, *, is_recorded: bool) -> str:
-    """What is to be said of rounds whose traffic the folder will lack after a run goes on from round `before`."""
+    """Return a warning about rounds whose traffic will be missing after a run resumes from round `before`."""
     missing = [index for index in range(1, before + 1) if index not in kept]
     if is_recorded and missing:
         rounds = first_few(missing[:5], len(missing), "round")
         return (
-            f"{folder} does not hold the traffic of {rounds}: what was there is not that of the resumed run, or it was "
-            "not recorded. Only later rounds are added. To have all of it, resume into the folder of the first part."
+            f"{folder} does not hold the traffic of {rounds}: the traffic there is of another run, or these rounds "
+            "were not recorded. Only later rounds are added. For all rounds, resume into the folder of the first part."
         )
     if kept and not is_recorded:
-        return f"{folder}: traffic is kept up to round {before} and not recorded after it. Add --record for the rest."
+        return f"{folder} has the traffic up to round {before}, and later rounds are not recorded. Add --record."
     return ""
 
 
@@ -117,7 +117,7 @@ def _file_of(index: int) -> str:
 
 
 def _columns_of(done: Round) -> int | None:
-    """The number of columns of H, from the model that was sent or from what a party holds; None if neither tells."""
+    """Return the number of columns of H, from the model or from a party's state; None if neither has H."""
     if "H" in done.model.arrays:
         return int(done.model["H"].shape[1])
     held = (getattr(state, "Ht", None) for state in done.checkpoint.parties.values())
@@ -142,7 +142,7 @@ def _line(index: int, party: str, phase: int, message: Any, file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRecord:
-    """The recorded traffic of a run, round by round; who took part, and the number of columns where that is told."""
+    """The recorded traffic of a run by round, its parties, and the number of columns if known."""
 
     traffic: Sequence[Traffic]
     parties: tuple[str, ...]
@@ -150,12 +150,12 @@ class TrafficRecord:
 
 
 def read_traffic(folder: str | PathLike[str]) -> list[Traffic]:
-    """The recorded traffic of a run folder (`partsong fit --record`), round by round from the first."""
+    """Read the recorded traffic of a run folder (`partsong fit --record`), round by round from the first."""
     return list(read_record(folder).traffic)
 
 
 def read_record(folder: str | PathLike[str]) -> TrafficRecord:
-    """The same, with what the record says of the run; everything that is not as we write it is a FormatError."""
+    """Read the recorded traffic with parties and columns of the run; raise FormatError if a file is invalid."""
     path = Path(folder)
     rounds: dict[int, list[tuple[str, int, Message]]] = {}
     abouts: list[Any] = []
@@ -175,7 +175,7 @@ def read_record(folder: str | PathLike[str]) -> TrafficRecord:
         rounds.setdefault(index, []).append((party, phase, Message(sent, weight)))
     absent = next((index for index in range(1, len(rounds) + 1) if index not in rounds), None)
     if absent is not None or not rounds:
-        what = f"that of round {absent} is missing" if absent is not None else "there is none"
+        what = f"round {absent} is missing" if absent is not None else "there is none"
         raise FileError(f"{path} does not hold the traffic of a run from its first round on: {what}. Add --record.")
     senders = {party for sent in rounds.values() for party, _, _ in sent}
     parties, width = _parties_and_width(path, abouts)
@@ -184,7 +184,7 @@ def read_record(folder: str | PathLike[str]) -> TrafficRecord:
 
 
 def _width_of(traffic: Iterable[Traffic]) -> int | None:
-    """The number of columns by the arrays that have all of them; files of earlier releases do not say it."""
+    """Return the number of columns from arrays that have all of them, for files of earlier releases without it."""
     for _, _, message in (each for sent in traffic for each in sent):
         if "place" in message.arrays and message["place"].size == 3:
             return int(message["place"][2])
@@ -195,7 +195,7 @@ def _width_of(traffic: Iterable[Traffic]) -> int | None:
 
 
 def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]:
-    """Round, party, phase, weight and names of arrays, from one line of the list."""
+    """Parse round, party, phase, weight and names of arrays from one line of the list."""
     try:
         entry = json.loads(line)
         index, party, phase = int(entry["round"]), str(entry["party"]), int(entry["phase"])
@@ -203,25 +203,25 @@ def _message_of(path: Path, line: str) -> tuple[int, str, int, float, list[str]]
         names = [str(array["name"]) for array in entry["arrays"]]
         is_sound = 1 <= index <= MAX_ROUNDS and phase >= 0
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise FormatError(f"{path / LIST}: a line is not about a message: {line.strip()[:60]!r}.") from error
+        raise FormatError(f"{path / LIST}: a line does not describe a message: {line.strip()[:60]!r}.") from error
     if not is_sound:
-        raise FormatError(f"{path / LIST}: a line is about round {index}, phase {phase}, which no run has.")
+        raise FormatError(f"{path / LIST}: a line has an impossible round or phase: round {index}, phase {phase}.")
     return index, party, phase, weight, names
 
 
 def _parties_and_width(path: Path, abouts: Sequence[Any]) -> tuple[set[str], int | None]:
-    """Parties and columns, from what the files of all rounds say; files of earlier releases say neither."""
+    """Return parties and columns from the files of all rounds; files of earlier releases have neither."""
     parties: set[str] = set()
     widths: set[int] = set()
     for about in abouts:
         names, width = (about.get("parties", []), about.get("n_features")) if isinstance(about, dict) else (None, None)
         is_width = width is None or (type(width) is int and width > 0)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or not is_width:
-            raise FormatError(f"{path / 'traffic'}: a file does not say who took part as ours do. Record the run anew.")
+            raise FormatError(f"{path / 'traffic'}: a file has an invalid list of parties. Record the run again.")
         parties |= set(names)
         widths |= set() if width is None else {width}
     if len(widths) > 1:
-        raise FormatError(f"{path / 'traffic'}: files are of runs with {sorted(widths)} columns. Record the run anew.")
+        raise FormatError(f"{path / 'traffic'}: files are of runs with {sorted(widths)} columns. Record the run again.")
     return parties, next(iter(widths), None)
 
 
@@ -229,4 +229,4 @@ def _lines_of(path: Path) -> list[str]:
     try:
         return (path / LIST).read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise FileError(f"{path / LIST} cannot be read: no traffic was recorded there. Add --record.") from error
+        raise FileError(f"{path / LIST} is unreadable: no traffic was recorded there. Add --record.") from error

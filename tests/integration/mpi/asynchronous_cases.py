@@ -349,7 +349,7 @@ if __name__ == "__main__":
     from partsong.engines.mpi_async import AsynchronousMpi
 
     world = mpi.Mpi().communicator()
-    mpi.PIECE = 300
+    mpi.MAX_CALL = 300
     main(AsynchronousMpi, world.rank, world.size, *sys.argv[1:])
     left_open = run(AsynchronousMpi(), PROGRAM, own_shards(world.rank, world.size), 50)
     next(left_open)

@@ -207,7 +207,7 @@ if __name__ == "__main__":
 
     communicator = mpi.Mpi().communicator()
     if communicator.size == 3:
-        mpi.PIECE = 1000
+        mpi.MAX_CALL = 1000
     main(mpi.Mpi, communicator, *sys.argv[1:])
     left_open = run(mpi.Mpi(), PROGRAMS["exact"], shards_of(communicator.size)[communicator.rank :][:1])
     next(left_open)

@@ -550,7 +550,7 @@ def test_bad_records_are_refused(tmp_path):
     with pytest.raises(FileError, match="--record"):
         read_traffic(tmp_path)
     (tmp_path / "traffic.jsonl").write_text("{}\n")
-    with pytest.raises(FormatError, match="not about a message"):
+    with pytest.raises(FormatError, match="does not describe a message"):
         read_traffic(tmp_path)
     program, rows = build("exact", K, local_steps=5), parties(5, 6)
     done, layout = recorded(program, rows, 3)

@@ -191,7 +191,7 @@ def test_a_start_of_zeros_is_told(solver):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_penalties_that_leave_nothing_are_told(l1_ratio, dtype):
     X = planted().astype(dtype)
-    with pytest.warns(EmptyModelWarning, match=r"model is zero.*penalties.*Lower them: alpha_W and alpha_H"):
+    with pytest.warns(EmptyModelWarning, match=r"model is zero.*penalties.*Lower alpha_W and alpha_H"):
         model = partsong.NMF(4, alpha_W=1e4, l1_ratio=l1_ratio, random_state=0).fit(X)
     assert model.relative_error_ == pytest.approx(1, abs=1e-12)
     partsong.NMF(4, alpha_W=1e-3, l1_ratio=l1_ratio, random_state=0).fit(X)

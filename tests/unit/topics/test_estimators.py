@@ -671,7 +671,7 @@ def test_words_are_agreed_on_with_the_extra_alone(monkeypatch):
     def missing():
         raise MissingExtra("no cryptography")
 
-    monkeypatch.setattr(crypto, "require", missing)
+    monkeypatch.setattr(crypto, "require_cryptography", missing)
     two = {name: PARTIES[name] for name in ("northern", "southern")}
     with pytest.raises(MissingExtra, match="public list of words"):
         partsong.FederatedTopicModel(2, random_state=0).fit(two)

@@ -126,7 +126,7 @@ def test_a_folder_is_overwritten_only_when_asked(folder, rows):
     fit(folder, rows, 1, overwrite=True)
     assert len(folder.history()) == len(folder.traffic().traffic) == 1
     (folder.path / "settings.json").unlink()
-    with pytest.raises(FileError, match="holds files, but not those of a run"):
+    with pytest.raises(FileError, match="holds files that are not those of a partsong run"):
         fit(folder, rows, 2, overwrite=True)
 
 
@@ -144,7 +144,7 @@ def test_what_was_spent_is_not_thrown_away(folder, rows):
 def test_without_traffic_there_is_a_warning(folder, rows):
     fit(folder, rows, 2)
     task = task_of(rows, 3, record=False)
-    with pytest.warns(UserWarning, match="traffic is kept up to round 2"):
+    with pytest.warns(UserWarning, match="has the traffic up to round 2"):
         folder.start(task, SETTINGS, data_of(rows), resume=True)
 
 
