@@ -340,7 +340,7 @@ def test_a_server_is_reached_from_its_own_machine_whatever_host_it_has(host):
         for one in sockets:
             one.listen()
         socket.create_connection((control.LOOPBACK, port), 5).close()
-        with pytest.raises(FileError, match=f"port {port}"):
+        with pytest.raises(FileError, match=f"Port {port} of"):
             server_process.open_sockets(host, port)
     finally:
         for one in sockets:

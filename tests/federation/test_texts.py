@@ -321,7 +321,7 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
         (Policy(words=WordPolicy(minimum_parties=3)), "words", "min_parties = 2; site.toml requires 3"),
         (Policy(columns=("liver",)), "words", "which texts do not have"),
         (Policy(minimum_rows=25), "rows", "24 rows"),
-        (Policy(secure_aggregation=True), "masks", "requires secure aggregation"),
+        (Policy(secure_aggregation=True), "masks", "uses plain sums; site.toml requires"),
         (Policy(recipes=("fedavg",)), "recipe", "'exact'"),
         (Policy(privacy=PrivacyBudget(1.0)), "privacy-needed", "but this program"),
     ],
