@@ -489,7 +489,9 @@ def test_rules_out_of_range():
 
 def test_tables_beyond_measure_are_refused(monkeypatch):
     monkeypatch.setattr(agreement_module, "MOST_COUNTERS", 100)
-    monkeypatch.setattr(AgreementStep, "asked", classmethod(lambda cls, model, last, party: cls.read(model["step"])))
+    monkeypatch.setattr(
+        AgreementStep, "from_request", classmethod(lambda cls, model, last, party: cls.from_array(model["step"]))
+    )
     with pytest.raises(ParameterError, match="min_documents"):
         openly(corpus(), VocabularyAgreement(1, 2, words_expected=40))
 

@@ -125,7 +125,7 @@ def test_files_that_are_not_there_or_not_files(tmp_path):
         read(tmp_path / "absent.csv")
     assert isinstance(caught.value, OSError)
     (tmp_path / "t.xlsx").touch()
-    with pytest.raises(FormatError, match=r"ending \.xlsx is not one of \.npy, "):
+    with pytest.raises(FormatError, match=r"extension \.xlsx is not one of \.npy, "):
         read(tmp_path / "t.xlsx")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="holds nothing"):

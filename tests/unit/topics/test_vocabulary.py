@@ -83,7 +83,7 @@ def test_all_documents_empty_after_pruning():
         Vocabulary.of_documents(["the", "of 12", ""])
     vocabulary = Vocabulary.of_documents(["secretword cat", "cat"])
     assert vocabulary.pruned(min_documents=2).words == ("cat",)
-    with pytest.raises(DataError, match="Prune less") as caught:
+    with pytest.raises(DataError, match="Use a smaller min_documents or a larger max_df") as caught:
         vocabulary.pruned(min_documents=3)
     assert "secretword" not in str(caught.value)
     assert "secretword" not in repr(vocabulary)
