@@ -158,7 +158,7 @@ class Killer:
             if (folder / f"phase-{phase}").exists():
                 return name
         try:
-            attempt = Journal(folder).attempt(load_state(folder / "attempt", tuple)[0])
+            attempt = Journal(folder).load_attempt(load_state(folder / "attempt", tuple)[0])
         except PartsongError:
             return "between rounds"
         return "upload" if attempt is not None and attempt.first else "set-up"

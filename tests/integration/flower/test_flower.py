@@ -395,7 +395,7 @@ def require_foreign_app_dropped(made):
     from flwr.supercore.fab import Fab
 
     ours = app_bundle()
-    text = (demo.Path(demo.__file__).parents[1] / "federation" / "flower" / "app" / "pyproject.toml").read_bytes()
+    text = (demo.Path(demo.__file__).parents[1] / "flower" / "app" / "pyproject.toml").read_bytes()
     content = build_fab_from_files({"pyproject.toml": text.replace(b'version = "1.0.0"', b'version = "6.6.6"')})[0]
     assert content != ours
     place = made.server.run("foreign")

@@ -35,13 +35,13 @@ class Node:
         time.sleep(60)
 
 @contextlib.contextmanager
-def present(site, tell):
+def register(site, tell):
     try:
         yield Node()
     finally:
         time.sleep(float(sys.argv[1]))
 
-site_process.present = present
+site_process.register = register
 SiteFolder.answering = lambda site: None
 federation_site._start(SiteFolder(Path(sys.argv[2]), "liver", "north", "a.b:1", ""), None)
 """

@@ -17,8 +17,8 @@ from tests.integration.flower.flower_processes import sleeping
 
 DEAF = """
 import threading
-from partsong.federation.flower.server_app import end_with_the_server
-end_with_the_server()
+from partsong.federation.flower.server_app import exit_with_server
+exit_with_server()
 print("here", flush=True)
 lock = threading.Lock()
 lock.acquire()

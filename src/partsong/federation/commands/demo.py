@@ -43,7 +43,7 @@ from partsong.io.model_file import load_model
 from partsong.privacy.exposure import PartyExposure, exposures_of, worst_party
 
 NAMES = ("east", "north", "south", "west")
-EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 2\nmasked = true\nmask_bound = 1e6\nseed = 7\n'
+EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 2\nsecure_aggregation = true\nmask_bound = 1e6\nseed = 7\n'
 VICTIM = "north"
 PATIENCE = 120.0
 
