@@ -150,7 +150,7 @@ FAILURES = {
     "more workers than rows": (3, one_row, [], 1, "ParameterError", "1 rows cannot be split over 2 workers"),
     "no file at a worker": (3, no_file_at_a_worker, [], 1, "FileError", "x.npy: there is no such file"),
     "NaN at a worker": (3, nan_at_a_worker, [], 1, "DataError", "in row 80;"),
-    "sums": (2, None, ["--reduce", "in-order"], 2, "UsageError", "takes in one rank at a time"),
+    "sums": (2, None, ["--reduce", "in-order"], 2, "UsageError", "is asynchronous and adds no sums"),
     "sketch": (2, None, ["--sketch", "count"], 2, "UsageError", "asyn-ssd-v"),
     "work that fails": (3, None, [], 1, "DataError", "Enough of this."),
 }

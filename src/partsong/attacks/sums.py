@@ -35,23 +35,23 @@ def attack_complete_sums(context: AttackContext) -> list[Finding]:
     together = as_one_party(context)
     if together is None:
         return []
-    everybody = together.layout.parties[0]
-    n = round(float(together.exchanges[0].uploads[everybody]["rows"]))
-    found = [*attack_exact_sums(together, everybody), *attack_differences(together, everybody)]
+    all_parties = together.layout.parties[0]
+    n = round(float(together.exchanges[0].uploads[all_parties]["rows"]))
+    found = [*attack_exact_sums(together, all_parties), *attack_differences(together, all_parties)]
     return [_for_all_parties(each, n) for each in found]
 
 
 def as_one_party(context: AttackContext) -> AttackContext | None:
     """Return sums over all parties as uploads of one party with all rows; None if there are none."""
-    everybody = ", ".join(context.layout.parties)
-    together = [Exchange({everybody: model}, {everybody: total}) for model, total in complete_sums(context)]
+    all_parties = ", ".join(context.layout.parties)
+    together = [Exchange({all_parties: model}, {all_parties: total}) for model, total in complete_sums(context)]
     if not together:
         return None
     rows = [context.truth[party] for party in context.layout.parties if party in context.truth]
-    truth = {everybody: np.vstack(rows)} if len(rows) == len(context.layout.parties) else {}
+    truth = {all_parties: np.vstack(rows)} if len(rows) == len(context.layout.parties) else {}
     renamed = (as_one_party(other) for other in context.others)
-    others = tuple(_rename_party(one, everybody) for one in renamed if one is not None)
-    layout = replace(context.layout, parties=(everybody,))
+    others = tuple(_rename_party(one, all_parties) for one in renamed if one is not None)
+    layout = replace(context.layout, parties=(all_parties,))
     return replace(context, exchanges=together, layout=layout, truth=truth, others=others)
 
 

@@ -280,7 +280,7 @@ def _require_server(method: str, engine: str, reduce: str, ranks: int) -> None:
         )
     if reduce != SUMS[0]:
         raise ParameterError(
-            f"reduce={reduce!r} is not for method={method!r}, whose server takes in one rank at a time. Leave it out.",
+            f"reduce={reduce!r} is not for method={method!r}, which is asynchronous and adds no sums. Remove it.",
             parameter="reduce",
         )
 

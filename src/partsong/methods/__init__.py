@@ -4,7 +4,7 @@
 
     program = methods.build("fedavg", 10, weighted=False)      # a Program of rank 10, for any engine
     methods.method("fedavg").parameters                        # what it takes
-    methods.names()                                            # all methods between parties
+    methods.names()                                            # all federated methods
 
 `python -m partsong.methods.reference` lists all of them. Importing this package imports names only: `methods/table.py`
 says where they live.
