@@ -161,7 +161,7 @@ def test_noise_is_named(told, fitted, parts):
     for attacker in ("server", "colluders"):
         clinic = of(told("attack", run, "--data", parts, "--attacker", attacker), "clinic")
         assert not [each for each in clinic["recovered"] if each["verdict"] in ("exactly", "nearly")]
-        assert "noise for the privacy of a row" in clinic["notes"][0]
+        assert "noise for the privacy of each row" in clinic["notes"][0]
 
 
 def test_one_party_and_its_own_file(told, fitted, parts, X, tmp_path):

@@ -397,7 +397,7 @@ class Matrices:
 
 
 def test_plans_are_more_than_matrices():
-    with pytest.raises(CompositionError, match=r"Matrices\.plan returned ndarray, which is no plan"):
+    with pytest.raises(CompositionError, match=r"Matrices\.plan returned ndarray, not a plan"):
         run(build("fnmf-by-sums", 4, align=Matrices(), local_steps=3), shards_of(data()))
 
 
