@@ -118,7 +118,7 @@ def test_a_folder_that_holds_no_run_of_ours_is_never_overwritten(invoke, data_np
     for name, text in others.items():
         (tmp_path / "run" / name).write_text(text)
     for words in ([], ["--overwrite"]):
-        assert "not those of a run" in invoke("fit", data_npy, "--run-folder", "run", *words, code=1).stderr
+        assert "not those of a partsong run" in invoke("fit", data_npy, "--run-folder", "run", *words, code=1).stderr
         assert {path.name: path.read_text() for path in (tmp_path / "run").iterdir()} == others
 
 
@@ -492,7 +492,7 @@ def test_traffic_that_is_missing_or_ends_is_told(invoke, parts, tmp_path):
     assert {index for index, _ in traffic_of(tmp_path / "other")} == {4, 5, 6}
     invoke("fit", parts, "-k", 4, "--rounds", 3, "--seed", 2, "--run-folder", "foreign", "--record", "-q")
     foreign = invoke("fit", parts, *REST, "--run-folder", "foreign", "--record").stderr
-    assert "the traffic there is of another run" in foreign
+    assert "the traffic there is of another run" in " ".join(foreign.split())
     assert {index for index, _ in traffic_of(tmp_path / "foreign")} == {4, 5, 6}
     stopped = invoke("fit", parts, *REST, "--run-folder", "run").stderr
     assert "has the traffic up to round 3, and later rounds are not recorded. Add --record" in " ".join(stopped.split())

@@ -188,14 +188,14 @@ def test_a_refused_upload_leaves_its_party_out_of_that_round(told, invoke, parts
 
     monkeypatch.setattr(SharedSums, "local", local)
     result = invoke("fit", parts, *FIT, *LEAVE, "--rounds", 4, "--run-folder", "run", "--record")
-    assert "Warning: Party 'party-03' is left out of round 2, and asked again in the next. " in result.stderr
+    assert "Warning: Party 'party-03' is left out of round 2 and asked again in the next. " in result.stderr
     assert "party-03: 1 of 4 rounds, first 2" in result.stdout
     rows = (tmp_path / "run/bytes.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows if ",party-03,0," in row] == ["2"]
     for before, code in ((1, 1), (0, 0)):  # in the first round there is no model to keep
         seen[:] = ["party-03"] * before
         stopped = invoke("fit", parts, *FIT, "--rounds", 4, "-o", "m.safetensors", code=code).stderr
-        assert "Party 'party-03' sent what cannot be used" in stopped
+        assert "Party 'party-03' sent an invalid upload" in stopped
         assert "--on-party-error skip" in stopped
 
 

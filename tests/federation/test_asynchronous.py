@@ -97,7 +97,7 @@ def test_one_process_repeats_any_order(order):
     engine = Asynchronous(RecordedOrder(order=order))
     done = list(engine.run(plan.program, shards_of(names), Schedule(len(order)), reduction=plan.reduction))
     assert tuple(one.participants[0] for one in done) == order
-    with pytest.raises(ParameterError, match="not there: south"):
+    with pytest.raises(ParameterError, match="unknown parties: south"):
         next(
             Asynchronous(RecordedOrder(order=("south",))).run(
                 plan.program, shards_of(names[:2]), Schedule(1), reduction=plan.reduction

@@ -268,7 +268,7 @@ def test_the_server_of_a_masked_run_hears_no_upload(inside, index):
     heard = b"".join(reply for _, _, reply in asked)
     for name in federation.names:
         upload = load_state(federation.folder / name / "runs" / "run-1" / f"work-{index}-0", WorkState).upload
-        encoded = federation.plan().reduction.encoding(3).encoded(name, upload)
+        encoded = federation.plan().reduction.encoding(3).encode(name, upload)
         assert len(encoded) > 12
         for numbers in (encoded, *upload.arrays.values()):
             assert np.ascontiguousarray(numbers).tobytes()[:16] not in heard

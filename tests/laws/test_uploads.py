@@ -102,7 +102,7 @@ FAULTS = {
     "objects": (with_array(lambda array: array.astype(object)), "holds object, not float"),
     "no array": (with_array(lambda array: array.tolist()), "holds list, not float"),
     "one missing": (lambda m: Message({"other": m[main_array(m)]}, m.weight), r"'(H|cross)' is missing"),
-    "one too many": (lambda m: Message({**m.arrays, "W": np.ones(3)}, m.weight), "'W' was not asked for"),
+    "one too many": (lambda m: Message({**m.arrays, "W": np.ones(3)}, m.weight), "'W' is unexpected"),
     "weight": (lambda m: Message(m.arrays, np.nan), "its weight is nan"),
     "huge": (with_array(lambda array: array * 1e305), r"'(H|cross)' is larger than 1\.[37]e\+(154|302), .* float64"),
     "huge weight": (lambda m: Message(m.arrays, 1e200), "its weight is 1e\\+200"),

@@ -1,4 +1,4 @@
-"""Checkpoints of a fit: what a run has done so far, kept in a file every few seconds, and how it is resumed from there.
+"""Checkpoint files of a fit: save the state of a run every few seconds, and resume it.
 
     resumed = load_run(path) if resume else None
     with RunRecorder(fit, {"settings": settings, "data": data}, path, resumed=resumed) as recorder:
@@ -37,10 +37,10 @@ Sent = tuple[int, str, int, int]
 """Iteration, party, bytes up, bytes down."""
 
 ONE_TABLE = "all"
-"""The name of the only party in a fit of one table."""
+"""Name of the only party in a fit of one table."""
 
 WHOLE_BYTES, SAMPLED_ROWS = 64 * 2**20, 256
-"""Data up to this size are hashed whole, larger ones by so many rows."""
+"""Data up to this size are hashed completely, larger ones by this many rows."""
 
 
 @state("training.run")
@@ -48,9 +48,9 @@ WHOLE_BYTES, SAMPLED_ROWS = 64 * 2**20, 256
 class SavedRun:
     """A run after its latest round.
 
-    `rows` are the lines of its history, `best` is the server's state at its best, `sent` who sent how much. `about`
-    says which run it is: plain values, with "settings" and "data" among them. `spent` are accounts of privacy by party;
-    unless the run has ended (`is_under_way`), its parties may have sent more than these have.
+    `rows` are the rows of its history, `best` is the server's best state, and `sent` the bytes by round and party.
+    `about` identifies the run by plain values, among them "settings" and "data". `spent` are the privacy accounts by
+    party; while the run is in progress (`is_under_way`), its parties may have sent more than the accounts say.
     """
 
     checkpoint: Checkpoint
@@ -63,28 +63,28 @@ class SavedRun:
 
     @property
     def history(self) -> tuple[HistoryRow, ...]:
-        """A line for each round."""
+        """The history, one row per round."""
         return tuple(HistoryRow(*row) for row in self.rows)
 
     @property
     def resume_point(self) -> ResumePoint:
-        """What `training.loop.run` needs to go on with the run."""
+        """What `training.loop.run` needs to resume the run."""
         return ResumePoint(self.checkpoint, self.history, self.best)
 
     def charge(self, path: Path | None, spending: Spending) -> SavedRun:
-        """The run with what its parties may have sent; `spending` gets the accounts of what it has spent.
+        """Return the run with what its parties may have sent charged; `spending` gets the privacy accounts.
 
-        If nobody has closed the file, every party may have sent a message that it does not know of, and is charged for
-        one more. (The file is written after every round of such a run.) A party sends as many less as it was charged
-        for.
+        If the file was not closed, every party may have sent one message that the file does not record, and is charged
+        for one more. (The file is written after every round of such a run.) A party sends fewer messages by the number
+        it was charged for.
         """
         spending.accounts = Accounts.from_json(self.spent)
         parties = self.checkpoint.parties
         made = {name: getattr(one, "releases", None) for name, one in parties.items()}
         if not all(type(n) is int and 0 <= n <= releases_of(spending.accounts, name) for name, n in made.items()):
             raise FormatError(
-                f"{path}: its parties have sent more than its accounts say, or it is no run with noise. What was spent "
-                "is unknown, and nothing may be sent on top of it. Restore an intact copy of this file."
+                f"{path}: its parties have sent more than its privacy accounts say, or it is not a run with noise. The "
+                "privacy loss is unknown, so nothing more may be sent. Restore this file from a backup."
             )
         if self.is_under_way:
             spending.begin({*parties, *self.about.get("data", ())})
@@ -94,12 +94,12 @@ class SavedRun:
 
 
 def save_run(path: str | PathLike[str], run: SavedRun) -> None:
-    """Write a checkpoint file atomically, for its owner alone: private states are in it, W among them."""
+    """Write a checkpoint file atomically, readable only by its owner: it holds private states such as W."""
     write_state(path, run, "checkpoint")
 
 
 def load_run(path: str | PathLike[str]) -> SavedRun:
-    """Read a checkpoint file; whatever is not the checkpoint of a fit is a FormatError."""
+    """Read a checkpoint file; raise FormatError if it is not the checkpoint of a fit."""
     run = read_state(path, "checkpoint")
     if not isinstance(run, SavedRun) or not _is_valid(run):
         raise FormatError(f"{resolve_path(path)}: not the checkpoint of a fit. Start a new run.")
@@ -107,7 +107,7 @@ def load_run(path: str | PathLike[str]) -> SavedRun:
 
 
 def fingerprint(X: Any, feature_names: Sequence[str] | None = None) -> dict[str, Any]:
-    """What tells these rows from others: shape, type, and a hash of all of them or, of large data, of some."""
+    """Return a fingerprint of the data: shape, type, and a hash of all rows, or of some rows of large data."""
     digest = hashlib.sha256()
     for block in _sampled(X):
         digest.update(block)
@@ -123,7 +123,7 @@ def fingerprint(X: Any, feature_names: Sequence[str] | None = None) -> dict[str,
 
 
 def stored_rows(matrix: Any) -> Any:
-    """The rows behind a matrix as they are stored, for a fingerprint: an array or CSR."""
+    """Return the stored rows of a matrix, for a fingerprint: an array or CSR."""
     rows = matrix.by_row if hasattr(matrix, "by_row") else matrix.X
     return rows.detach().cpu().numpy() if hasattr(rows, "detach") else rows
 
@@ -136,9 +136,9 @@ def require_same_run(
     may_change: Collection[str] = (),
     name_of: Callable[[str], str] = str,
 ) -> None:
-    """Refuse to resume a run with other data or settings; the error names all that differs.
+    """Refuse to resume a run with other data or settings; the error lists all differences.
 
-    `data` has a fingerprint for each party, and `name_of` says how users know a setting.
+    `data` has a fingerprint for each party, and `name_of` returns a setting's name for users.
     """
     there, here = _flat(run.about["settings"]), _flat(settings)
     differences = [
@@ -152,13 +152,13 @@ def require_same_run(
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with those of privacy and of the method beside the others."""
+    """Return settings with the nested ones of privacy and method merged in."""
     nested = [value for value in settings.values() if isinstance(value, Mapping)]
     return {name: value for one in (settings, *nested) for name, value in one.items() if not isinstance(value, Mapping)}
 
 
 def exclusions_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusion]:
-    """The parties left out of the rounds of a run so far."""
+    """Return the parties left out of the rounds of a run so far."""
     try:
         found = [Exclusion(int(at), str(party), str(reason)) for at, party, reason in run.about.get("left_out", [])]
     except (TypeError, ValueError) as error:
@@ -167,20 +167,20 @@ def exclusions_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusio
 
 
 def different_run_error(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:
-    """The error for a checkpoint of other data or settings."""
+    """Return the error for a checkpoint of other data or settings."""
     return ParameterError(
         f"{path}: this checkpoint belongs to another run; these differ: {', '.join(differences)}. "
-        "Give the same data and settings, or start anew without --resume."
+        "Use the same data and settings, or start a new run without --resume."
     )
 
 
 @dataclass(slots=True)
 class RunRecorder:
-    """Keeps what a fit has done: a checkpoint file every so many seconds, and recorded traffic.
+    """Saves a fit: a checkpoint file every `every` seconds, and recorded traffic.
 
-    Of a `resumed` run it begins with what that had done. `watch` goes to `training.loop.run`. Leaving the block writes
-    the file once more: as a closed one, or, after an error, as one that is under way. With accounts of privacy the file
-    is written after every round, and a round that cannot be noted ends the run; else a full disk is a warning.
+    With `resumed`, it continues from that run. Pass `watch` to `training.loop.run`. Leaving the block writes the file
+    once more: as closed, or after an error as still in progress. With privacy accounts, the file is written after every
+    round, and a failed write ends the run. Without them, a failed write is a warning.
     """
 
     fit: Fit
@@ -205,7 +205,7 @@ class RunRecorder:
 
     @property
     def spending(self) -> Spending | None:
-        """The accounts of privacy, where there are some."""
+        """The privacy accounts, if there are any."""
         return self.fit.spending
 
     def __enter__(self) -> RunRecorder:
@@ -222,7 +222,7 @@ class RunRecorder:
             self.save()
 
     def watch(self, done: Round, row: HistoryRow) -> None:
-        """Keep one more round. The checkpoint comes last: an interrupt in between leaves the round before."""
+        """Record a round. The checkpoint is written last: an interrupt before it leaves that of the previous round."""
         self.training.note(done, row)
         self.sent += [(row.iteration, party, up, row.bytes_down) for party, up in sorted(done.bytes_up.items())]
         self.checkpoint = done.checkpoint
@@ -232,7 +232,7 @@ class RunRecorder:
             self.save()
 
     def close(self) -> None:
-        """The rounds have ended, and all that was sent is noted."""
+        """Save the run as closed: the rounds have ended, and everything that was sent is recorded."""
         self.is_under_way = False
         if self.spending is not None:
             self.saved_index = -1
@@ -250,7 +250,7 @@ class RunRecorder:
             if self.spending is not None:
                 raise
             warnings.warn(
-                f"The checkpoint of iteration {point.index} is missing, the fit goes on. {error}", stacklevel=2
+                f"The checkpoint of iteration {point.index} was not written; the fit continues. {error}", stacklevel=2
             )
         self.saved_at = time.perf_counter()
 

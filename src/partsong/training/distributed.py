@@ -1,10 +1,10 @@
-"""Distributed fits: one matrix over the ranks that mpiexec or torchrun has started, from their rows to their files.
+"""Distributed fits over MPI or torch ranks: the rows of one matrix are split over the ranks, which write the results.
 
     with open_engine("mpi") as (engine, communicator):
         fit = fit_over_ranks(data, settings, engine, communicator)      # RankData, and DistributedSettings
         fit.save(communicator, model="m.safetensors", weights="W.npy")
 
-Every function that takes the communicator is collective: all ranks call it, and where it fails at one it fails at all.
+Every function that takes the communicator is collective: all ranks call it, and if it fails at one it fails at all.
 `partsong.fit_distributed` checks the settings, reads the rows and does all of this in one call.
 """
 
@@ -57,13 +57,13 @@ Result = TypeVar("Result")
 GAME = "game"
 GAME_OPTIONS = ("order", "step", "step_decay", "self_play", "shrink", "leader")
 GAME_SETTINGS = ("play", *GAME_OPTIONS[1:], "missing")
-"""What the settings of a fit say of a game; its order is called play."""
+"""Names of a game's settings in model files, where its order is called "play"."""
 SKETCH_OPTIONS = ("sketch", "sketch_ratio")
 
 
 @contextmanager
 def open_engine(engine: str, reduce: str = "all-reduce") -> Iterator[tuple[Engine, Communicator]]:
-    """The engine ("mpi" or "torch") and the way to all ranks; a process that was started alone is the only rank."""
+    """Yield the engine ("mpi" or "torch") and its communicator; a process that was started alone is the only rank."""
     adding = reduce.replace("in-order", "in order")
     _require_launcher(engine)
     if engine == "mpi":
@@ -78,35 +78,35 @@ def open_engine(engine: str, reduce: str = "all-reduce") -> Iterator[tuple[Engin
 
 
 def _require_launcher(engine: str) -> None:
-    """Refuse ranks that a launcher of the other kind has started: each would be alone, and do all of the work."""
+    """Refuse ranks started by the other launcher: each would be alone and do all of the work."""
     by_mpi, by_torch = (launched_ranks() or 1) > 1, is_launched() and int(os.environ["WORLD_SIZE"]) > 1
     if engine == "torch" and by_mpi and not by_torch:
         raise CompositionError(
-            'mpiexec has started these ranks, and the engine "torch" needs torchrun. Take "mpi".', parameter="engine"
+            'mpiexec started these ranks, but engine="torch" needs torchrun. Use engine="mpi".', parameter="engine"
         )
     if engine == "mpi" and by_torch and not by_mpi:
         raise CompositionError(
-            'torchrun has started these ranks, and the engine "mpi" needs mpiexec. Take "torch".', parameter="engine"
+            'torchrun started these ranks, but engine="mpi" needs mpiexec. Use engine="torch".', parameter="engine"
         )
 
 
 def first_difference(communicator: Communicator, own: Mapping[str, Any]) -> tuple[str, int, Any, Any] | None:
-    """The first value that is not the same at all ranks: its name, the rank, rank 0's value, and that rank's."""
+    """Return the first value that differs between ranks: its name, the rank, rank 0's value, and that rank's."""
     every = all_gather_values(communicator, own)
     different = ((name, rank) for name in own for rank in range(len(every)) if every[rank].get(name) != every[0][name])
     return next(((name, rank, every[0][name], every[rank].get(name)) for name, rank in different), None)
 
 
 def traits_by_name(method: str) -> Traits:
-    """What the program of a method over ranks asks of engines."""
+    """Return the traits of the program of a method over ranks."""
     return methods.method("exact" if method in methods.RANK_SOLVERS else method).traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedSettings:
-    """What decides the numbers of a fit over ranks, and how it runs: arguments of `fit_distributed` as plain data.
+    """Settings of a fit over ranks: the arguments of `fit_distributed` as plain data.
 
-    `n_components` and `dtype` may be None, and the seed is 0, until they are agreed on.
+    `n_components` and `dtype` may be None, and the seed is 0, until the ranks agree on them.
     """
 
     method: str
@@ -133,18 +133,18 @@ class DistributedSettings:
 
     @property
     def workers(self) -> range:
-        """The ranks that hold rows; rank 0 of an asynchronous method is a server without any."""
+        """The ranks that hold rows; rank 0 of an asynchronous method is a server without rows."""
         return range(int(traits_by_name(self.method).asynchronous), self.ranks)
 
     def game(self) -> dict[str, Any]:
-        """How a game is played; all of it None where there is none."""
+        """Return the settings of the game; all None for other methods."""
         if self.method != GAME:
             return dict.fromkeys(GAME_SETTINGS)
         given = {name: value for name, value in self.method_options.items() if name in GAME_OPTIONS}
         return {**compose_game(**methods.method(GAME).parse(given)).settings(), "missing": self.missing}
 
     def to_dict(self) -> dict[str, Any]:
-        """What model files and run folders say: options of games and sketches by name, all others together."""
+        """Return the settings for model files and run folders: options of games and sketches by name, others nested."""
         options = self.method_options
         sketch: dict[str, Any] = dict.fromkeys(SKETCH_OPTIONS)
         if self.method not in methods.RANK_SOLVERS:
@@ -175,10 +175,10 @@ class DistributedSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankData:
-    """What one rank holds of X (n × m), which rows every rank has (from, to before), and names as far as known.
+    """The part of X (n × m) that one rank holds, the row ranges of all ranks (start, stop), and names if known.
 
-    `matrix` is None at a server, which has no rows; where a method needs columns of all rows it has these as well.
-    `known` counts the known cells of each column over all ranks, where cells may be unknown.
+    `matrix` is None at a server, which has no rows. If a method needs columns of all rows, the matrix has these as
+    well. `known` counts the known cells of each column over all ranks, if cells may be unknown.
     """
 
     shape: tuple[int, int]
@@ -191,7 +191,7 @@ class RankData:
 
 @dataclass(frozen=True, slots=True)
 class RankReducer(Reducer):
-    """Ranks that complete a model together. Sent: sums (k × k, and two numbers), as rank 0 has them."""
+    """Ranks that complete a model together. Sent: sums (k × k, and two numbers), as rank 0 computes them."""
 
     communicator: Communicator
 
@@ -199,20 +199,20 @@ class RankReducer(Reducer):
         return run_on_all(self.communicator, work)
 
     def sum(self, array: np.ndarray) -> np.ndarray:
-        """Σ over the ranks, as rank 0 has it, so that orders agree."""
+        """Return the sum over the ranks as rank 0 has it, so that all ranks sort alike."""
         return np.asarray(self.broadcast(self.communicator.sum(np.ascontiguousarray(array))))
 
     def broadcast(self, array: Array | None) -> Any:
-        """Rank 0's array, at every rank."""
+        """Return rank 0's array at every rank."""
         with raising_remote_errors():
             messages, _ = run_on_rank_0(self.communicator, lambda: ({"": Message({"": array})}, None))
         return messages[""][""]
 
 
 def finish_over_ranks(fit: FederatedFit, training: Training, communicator: Communicator) -> FitResult:
-    """Put rank 0's best H on its scale and in order, solve for the own rows of W exactly, and add up the errors.
+    """Scale and sort rank 0's best H, solve for the own rows of W exactly, and add up the errors.
 
-    Where not even one exchange was done, it is the H of the start.
+    If no exchange was completed, use the initial H.
     """
     ranks, H = RankReducer(communicator), None
     if communicator.rank == 0:
@@ -222,7 +222,7 @@ def finish_over_ranks(fit: FederatedFit, training: Training, communicator: Commu
 
 
 def program_for(settings: DistributedSettings, n_rows: int) -> tuple[Program, int]:
-    """The program, and its exchanges for the iterations asked for; of an asynchronous one these are arrivals."""
+    """Return the program and its number of exchanges; for an asynchronous program these are arrivals."""
     name, rank = settings.method, settings.n_components
     penalties = (settings.alpha_W, settings.alpha_H, settings.l1_ratio)
     assert rank is not None
@@ -241,9 +241,10 @@ def program_for(settings: DistributedSettings, n_rows: int) -> tuple[Program, in
 
 @dataclass(slots=True)
 class AgreedStopping(Measures):
-    """What ranks tell each other after a whole round: rank 0 its error, objective and clock, all whether to end.
+    """Metrics and stopping that all ranks agree on after a whole round.
 
-    `ending` counts the wishes of all: a Ctrl-C or SIGTERM at any rank, or the time of rank 0, which is everybody's.
+    Rank 0 sends its error, objective and clock; every rank sends whether it was interrupted. `ending` is set after a
+    Ctrl-C or SIGTERM at any rank, or when rank 0's time budget is used up.
     """
 
     fit: FederatedFit
@@ -262,7 +263,7 @@ class AgreedStopping(Measures):
         self.timer = FinalizationTimer(self.fit)
 
     def error(self, done: Round) -> float:
-        """Rank 0's error of this round, or where its server knows none that of all rows, at every rank.
+        """Return rank 0's error of this round at every rank; if its server knows none, the error over all rows.
 
         Sent: six numbers.
         """
@@ -281,11 +282,11 @@ class AgreedStopping(Measures):
         return float(error)
 
     def objective(self, done: Round, error: float) -> float:
-        """Rank 0's objective, which came with its error."""
+        """Return rank 0's objective, which was sent with its error."""
         return self.latest_objective
 
     def _squares(self, done: Round) -> tuple[float, float]:
-        """‖X_r − W_r H‖² and ‖X_r‖² of this rank's own rows and weights."""
+        """Return ‖X_r − W_r H‖² and ‖X_r‖² of this rank's rows."""
         (shard,) = self.fit.shards
         matrix: Any = shard.matrix
         W = getattr(done.checkpoint.parties[shard.name], "W", None)
@@ -296,7 +297,7 @@ class AgreedStopping(Measures):
             return matrix.squared_distance(W, kernels.of(H).rows_of(H)), matrix.squared_norm
 
     def _is_late(self, done: Round) -> bool:
-        """Whether one more round like this one, and the end of the fit, would take too long; rank 0 decides."""
+        """Whether one more round like this one and the end of the fit would exceed the budget; rank 0 decides."""
         if self.budget is None or self.communicator.rank > 0:
             return False
         spent = time.perf_counter() - self.began
@@ -305,7 +306,7 @@ class AgreedStopping(Measures):
         return spent + ahead >= self.budget
 
     def train(self, watch: Watch) -> Training:
-        """The rounds to their end, which is the same at all ranks; a second Ctrl-C breaks off at once."""
+        """Run the rounds to their end, which is the same at all ranks; a second Ctrl-C aborts at once."""
         training = run(replace(self.fit, measures=self), began=self.began, watch=watch, interrupts=self.ending)
         if self.interrupts.count > 1:
             raise KeyboardInterrupt
@@ -325,10 +326,10 @@ def fit_over_ranks(
     verbose: int = 0,
     note: str = "",
 ) -> DistributedFit:
-    """Run the rounds, the same at all ranks, and solve for this rank's rows of W.
+    """Run the rounds, which are the same at all ranks, and solve for this rank's rows of W.
 
-    Rank 0 writes what was `asked` for to the `folder` before the first round, and shows progress if `verbose`; `note`
-    is shown at the first Ctrl-C.
+    Rank 0 writes the settings, updated by `asked`, to the `folder` before the first round, and shows progress if
+    `verbose`. `note` is shown at the first Ctrl-C.
     """
     began, rank, threads = time.perf_counter(), communicator.rank, settings.n_threads
     name = f"rank-{rank:06d}"
@@ -367,10 +368,10 @@ def fit_over_ranks(
 
 @dataclass(frozen=True, slots=True)
 class DistributedFit:
-    """A fit over ranks that has ended, as one of them has it: the model of all, and its own rows of W.
+    """The result of a fit over ranks at one rank: the common model, and this rank's rows of W.
 
-    `training` has the history and the outcome (of asynchronous methods the history is at rank 0 only), `result` H, W,
-    shares and error, `sent` the bytes of each round.
+    `training` has the history and the outcome (for asynchronous methods, the history is only at rank 0). `result` has
+    H, W, shares and error, and `sent` the bytes of each round.
     """
 
     rank: int
@@ -389,12 +390,12 @@ class DistributedFit:
 
     @property
     def W(self) -> np.ndarray | None:
-        """The weights of this rank's rows; None at a server, which has none."""
+        """The weights of this rank's rows; None at a server, which has no rows."""
         return self.result.W if self.result.weights else None
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Which rows of X those are: from the first to before the last."""
+        """The range of this rank's rows in X (start, stop)."""
         return self.data.spans[self.rank]
 
     @property
@@ -404,12 +405,12 @@ class DistributedFit:
 
     @property
     def outcome(self) -> Outcome:
-        """Why it ended."""
+        """Why the fit ended."""
         return self.training.outcome
 
     @property
     def iterations(self) -> int:
-        """How many were made; one of sketches takes two exchanges, and where nobody waits each arrival is one."""
+        """The number of iterations; sketched ones take two exchanges, asynchronous ones are arrivals."""
         history = self.training.history
         rounds = history[-1].iteration if history else 0
         traits = traits_by_name(self.settings.method)
@@ -418,7 +419,7 @@ class DistributedFit:
         return rounds // 2 if traits.needs_columns else self.training.rounds
 
     def model(self) -> Model:
-        """H, names of features, settings, iterations made, and how many ranks there were."""
+        """Return the model: H, feature names, settings, and the numbers of iterations and ranks."""
         counted = {"n_samples": self.data.shape[0], "parties": 1, "iterations": self.iterations}
         left = ("threads", "time_budget", "seed")
         about = {name: value for name, value in self.settings.to_dict().items() if value is not None}
@@ -437,7 +438,7 @@ class DistributedFit:
     def summary(
         self, model: Path | None = None, weights: Path | None = None, folder: RunFolder | None = None
     ) -> dict[str, Any]:
-        """What came of it, as plain data, with the files it is in; bytes are the mean over ranks, or over workers."""
+        """Return the result and its files as plain data; bytes are means over ranks, or over workers."""
         settings, told, history = self.settings, self.settings.to_dict(), self.training.history
         workers, down = len(settings.workers), sum(row.bytes_down for row in history)
         return {
@@ -467,11 +468,11 @@ class DistributedFit:
         weights: str | os.PathLike[str] | None = None,
         folder: RunFolder | None = None,
     ) -> None:
-        """Write the model and the run folder (rank 0), and a file of rows of W for each rank with a list of them.
+        """Write the model and the run folder (rank 0), and the rows of W: one file per rank, and a list of them.
 
-        All files are written as drafts first; then the shards get their names, the list of them, and at last the
-        model. A list of earlier shards goes before any of these is replaced. Where a name cannot be given, at whatever
-        rank, shards that have theirs are removed.
+        All files are written as drafts first. Then the shards are renamed, next the list, and finally the model. A list
+        of earlier shards is removed before any of them is replaced. If a file cannot be renamed at any rank, shards
+        that were already renamed are removed.
         """
         is_first, kept = communicator.rank == 0, self.result.weights
         place, rows = (None if name is None else Path(name) for name in (model, weights))
@@ -496,7 +497,7 @@ class DistributedFit:
                     listing_path(rows).unlink(missing_ok=True)
 
             def conclude() -> None:
-                """What is removed again if it fails was not there before."""
+                """Give the list, the run folder and the model their names; remove them again if this fails."""
                 if not is_first:
                     return
                 if rows is not None:
@@ -512,7 +513,7 @@ class DistributedFit:
             undone.pop_all()
 
     def _write_model(self, last: ExitStack, model: Path | None, weights: Path | None, folder: RunFolder | None) -> None:
-        """Drafts of the model, and of the list of shards, which is named first."""
+        """Write drafts of the model, and of the list of shards, which is renamed first."""
         places = [] if model is None else [model]
         places += [] if folder is None else [folder.path / MODEL]
         for place in places:
@@ -531,5 +532,5 @@ class DistributedFit:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # there is an error that matters more
+    with suppress(OSError):  # the original error matters more
         path.unlink(missing_ok=True)

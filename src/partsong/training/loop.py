@@ -1,7 +1,7 @@
-"""The fit loop: iterations of a pooled fit and rounds of a federated one are measured, judged and ended here.
+"""The training loop of centralised and federated fits: history, best model, stopping rule, interrupts and progress.
 
 steps = fit.steps(point)                 # compute: CentralizedFit or FederatedFit
-for step in train(steps, rule, training) # judge: history, best model, stopping rule, Ctrl-C
+for step in train(steps, rule, training) # evaluate: history, best model, stopping rule, Ctrl-C
 result.finish(fit, training)             # scale, order, W and error of the best model
 """
 
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from partsong.privacy.spending import Spending
 
 WINDOW = 10
-"""Rounds over which progress is judged: extrapolated iterations may go up for a moment, or rest on a plateau."""
+"""Rounds over which progress is measured: extrapolated iterations may rise briefly, or stay on a plateau."""
 
 RECENT = 5
-"""Rounds for which a larger cohort counts as present."""
+"""Rounds for which a larger cohort counts as present after it was last seen."""
 
 DIVERGENCE_FACTOR = 1e6
-"""So many times its first value (and that of an empty model) the objective is not coming back."""
+"""A fit has diverged if its objective exceeds its first value (and that of an empty model) by this factor."""
 
 PERFECT = 1e-24
-"""An objective, as a share of ½‖X‖², that is zero but for rounding."""
+"""An objective, as a fraction of ½‖X‖², that is zero up to rounding."""
 
 
 SMALL_ERROR = 0.2
-"""An objective, as a share of ½‖X‖², below which a share of what is left is more than users ask for."""
+"""An objective, as a fraction of ½‖X‖², below which `tol` relative to it would be more precise than users need."""
 
 
 def yardstick(objective: float) -> float:
-    """What progress is measured against: the smaller of what the model leaves (f) and what it explains (1 − f).
+    """Return the scale that progress is compared to: the smaller of the residual f and the explained part 1 − f.
 
-    Nearly all of f is noise where data are sparse, so that a share of f may be a large share of what is explained.
-    Where f is small, a share of f is next to nothing of the data, and √(f · SMALL) is asked for instead: a model that
-    leaves .2 % stops at a tenth of the relative precision, and rank-k data do not run on until f is rounding.
+    If data are sparse, nearly all of f is noise, and a fraction of f may be a large fraction of the explained part. If
+    f is small, a fraction of f is next to nothing of the data, and the scale is √(f · SMALL_ERROR): a model with f =
+    0.2 % stops at a tenth of the relative precision, and fits of rank-k data do not continue until f is only rounding.
     """
     if not 0 <= objective < 1:
         return abs(objective)
@@ -57,14 +57,15 @@ def yardstick(objective: float) -> float:
 
 
 class HistoryRow(NamedTuple):
-    """One line of `history_`: seconds since the fit began, ‖X − W H‖ / ‖X‖, the objective with penalties over ½‖X‖²
-    (the square of the error where there are none), bytes sent in this round by all parties and to each of them.
-    An extrapolated step that was taken back is listed with the error that it led to. Exchanges within a round have no
-    error: it is NaN, as is their objective. Where parties have an H of their
-    own, a simulation adds Σ_p ‖H_p − H‖² by position and after alignment, in units of ‖H‖².
-    `epsilon` is what the run has cost the party that has spent most on privacy by then; NaN where nothing is accounted.
-    `parties` took part. `cohort` identifies the parties whose rows the objective covers (0: all). Only rounds of one
-    cohort are compared.
+    """One row of `history_`.
+
+    `seconds` since the fit started. `relative_error`: ‖X − W H‖ / ‖X‖. `objective`: the objective with penalties over
+    ½‖X‖², or the square of the error without penalties. `bytes_up`: sent in this round by all parties. `bytes_down`:
+    sent to each of them. An extrapolated step that was undone is listed with its error. Exchanges within a round have
+    NaN as error and objective. `drift` and `aligned_drift`: Σ_p ‖H_p − H‖² by position and after alignment, in units of
+    ‖H‖², in a simulation whose parties have their own H. `parties`: how many took part. `cohort` identifies the parties
+    whose rows the objective covers (0: all); only rounds of one cohort are compared. `epsilon`: the privacy loss so far
+    of the party that has spent most; NaN if privacy is not accounted for.
     """
 
     iteration: int
@@ -84,7 +85,7 @@ class HistoryRow(NamedTuple):
 class StoppingRule:
     """Converged once the objective falls by less than `tol` of its `yardstick` per round, over `WINDOW` rounds.
 
-    One that `is_blind` is stopped by nothing that is measured: with differential privacy, errors are not released.
+    If `is_blind`, no measurement stops the fit: with differential privacy, errors are not released.
     """
 
     tol: float = 1e-4
@@ -100,17 +101,17 @@ class StoppingRule:
             )
 
     def without_metrics(self) -> StoppingRule:
-        """The rule for a run with differential privacy: the time that rounds take can depend on data as well."""
+        """Return the rule for a run with differential privacy; even the time of rounds can depend on data."""
         if self.time_budget is not None:
             raise ParameterError(
-                "With differential privacy a run has the rounds that its noise was planned for: how long they take can "
-                "tell of the data. Leave time_budget out, and give a number of rounds.",
+                "time_budget cannot be used with differential privacy, because the time of rounds can depend on the "
+                "data. Remove time_budget, and set the number of rounds.",
                 parameter="time_budget",
             )
         return StoppingRule(0.0, None, True)
 
     def outcome(self, progress: Progress, seconds: float) -> Outcome | None:
-        """Why to stop now, or None to go on."""
+        """Return why to stop now, or None to continue."""
         if self.is_blind:
             return None
         if progress.has_diverged():
@@ -124,7 +125,7 @@ class StoppingRule:
 
 @dataclass(slots=True)
 class Progress:
-    """The objective over ½‖X‖² of comparable rounds: the first, the number, the latest few and the least so far."""
+    """Objectives over ½‖X‖² of comparable rounds: the first, their number, the latest few and the minimum so far."""
 
     first: float = math.nan
     count: int = 0
@@ -137,7 +138,7 @@ class Progress:
         return self.minima[-1] if self.minima else math.inf
 
     def add(self, value: float) -> bool:
-        """Note one more round; returns whether none before was better."""
+        """Add a round; return whether no earlier one was better."""
         is_best = value <= self.least
         self.minima.append(value if is_best else self.least)
         self.values.append(value)
@@ -146,16 +147,16 @@ class Progress:
         return is_best
 
     def has_diverged(self) -> bool:
-        """Whether the latest value is no number any more, or beyond all measure."""
+        """Whether the latest value is not finite, or exceeds `DIVERGENCE_FACTOR` times the first."""
         if not self.count:
             return False
         latest = self.values[-1]
         return not (math.isfinite(latest) and latest <= DIVERGENCE_FACTOR * max(1.0, self.first))
 
     def is_flat(self, tol: float) -> bool:
-        """Whether the least value has hardly fallen over the window; never while the latest lies above it.
+        """Whether the minimum has hardly fallen over the window, and the latest value is not above it.
 
-        Values that swing to more than twice the least are not at rest either.
+        Values that oscillate up to more than twice the minimum are not flat.
         """
         if self.count <= WINDOW:
             return False
@@ -171,10 +172,10 @@ class Progress:
 class ProgressByCohort:
     """Progress of each cohort: objectives over different rows are not compared.
 
-    A round counts for the best model unless one with more parties was seen within the last few; where those parties
-    have not met for as long, the next round that counts takes their place, however good it is. All of it follows from
-    the history, so that a run which goes on later chooses the same rounds. A run that goes on with fewer parties,
-    `present` of them, does not wait for more than there are.
+    A round can become the best model unless a cohort with more parties was seen within the last `RECENT` rounds. If the
+    cohort of the best model has not been seen for as long, the next eligible round replaces it, however good it is. All
+    of this follows from the history, so a resumed run chooses the same rounds. A run that resumes with fewer parties
+    (`present`) does not wait for larger cohorts.
     """
 
     current: Progress = field(default_factory=Progress)
@@ -187,14 +188,14 @@ class ProgressByCohort:
 
     @staticmethod
     def of(history: Iterable[HistoryRow], present: float = math.inf) -> ProgressByCohort:
-        """The state after these rounds, for a run that goes on with so many parties."""
+        """Return the state after these rounds, for a run that resumes with `present` parties."""
         comparable = ProgressByCohort(present=present)
         for row in history:
             comparable.add(row)
         return comparable
 
     def add(self, row: HistoryRow) -> bool:
-        """Note a round; returns whether it is the best now. What has no objective is no round of its own."""
+        """Add a round; return whether it is the best. A row without an objective is no whole round and is ignored."""
         if math.isnan(row.objective):
             return False
         cohort = row.cohort
@@ -214,15 +215,15 @@ class ProgressByCohort:
 
 
 Watch = Callable[[Round, HistoryRow], None]
-"""Called after every step with what it did and its line of the history."""
+"""Callback after every step, with its round and its row of the history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pooled iteration or one federated exchange, with what is known of the model after it.
+    """One centralised iteration or one federated exchange, with the metrics of the model after it.
 
     The objective is NaN after an exchange within a round: such a model is not compared with others, and no fit ends
-    with it. `measuring` are the seconds that it took to find these numbers; they are not the method's own.
+    with it. `measuring` is the time of these measurements in seconds, which is not part of the method's time.
     """
 
     done: Round
@@ -235,20 +236,20 @@ class Step:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a round ended with it."""
+        """Whether a round ended with this step."""
         return not math.isnan(self.objective)
 
     def row(self, seconds: float) -> HistoryRow:
-        """Its line of the history, `seconds` after the fit began."""
+        """Return its row of the history, `seconds` after the fit started."""
         done, sent = self.done, sum(self.done.bytes_up.values())
         numbers = (seconds, self.error, self.objective, sent, done.bytes_down, *self.drift)
         return HistoryRow(done.index + 1, *numbers, len(done.participants), self.cohort, self.epsilon)
 
 
 class Measures:
-    """What the loop may know of a round: ‖X − W H‖ / ‖X‖, what is minimised, how far parties are from the model.
+    """Metrics of a round: the error ‖X − W H‖ / ‖X‖, the objective, and the drift of the parties.
 
-    These are what the program's server knows: an error and an objective over ½‖X‖², or neither (NaN).
+    This class returns what the program's server knows: an error and an objective over ½‖X‖², or neither (NaN).
     """
 
     __slots__ = ()
@@ -257,7 +258,7 @@ class Measures:
         return done.metrics.get("relative_error", math.nan)
 
     def objective(self, done: Round, error: float) -> float:
-        """The server's, with its error replaced by `error`; without one, the square of `error`."""
+        """Return the server's objective with its error replaced by `error`; the square of `error` if there is none."""
         if "objective" not in done.metrics:
             return error**2
         known = done.metrics.get("relative_error", error)
@@ -276,9 +277,9 @@ def measure(
     last: float = math.inf,
     present: frozenset[str] | None = None,
 ) -> Iterator[Step]:
-    """Measure rounds as they come; of exchanges within a round nothing is, except after the `last`.
+    """Yield rounds with their metrics. Exchanges within a round are not measured, except the `last` one.
 
-    `present` are the parties over whose rows a simulation computes errors (None: all that the run has ever known).
+    `present` are the parties over whose rows a simulation computes errors (None: all parties that the run has had).
     """
     for done in rounds:
         began, error, objective, drift = time.perf_counter(), math.nan, math.nan, (math.nan, math.nan)
@@ -294,10 +295,10 @@ def measure(
 
 
 def _cohort(done: Round, present: frozenset[str] | None) -> int:
-    """A number for the parties whose rows the objective covers.
+    """Return a number that identifies the parties whose rows the objective covers.
 
-    Zero stands for all rows: everybody took part, or a simulation computes the error over all. Those who have left
-    are no longer in its error.
+    Zero means all rows: all parties took part, or a simulation computes the error over all. Parties that have left are
+    no longer in its error.
     """
     everyone = done.checkpoint.parties.keys() | done.refused.keys()
     over = frozenset(done.participants) if "relative_error" in done.metrics else (present or everyone)
@@ -306,11 +307,11 @@ def _cohort(done: Round, present: frozenset[str] | None) -> int:
 
 @dataclass(slots=True)
 class Training:
-    """A fit under way: its history, its latest and its best model, its clock, and how it ended once it has.
+    """The state of a fit: its history, its latest and best model, its clock, and its outcome once it has ended.
 
-    One that `keeps_last` takes its latest state for the best: which was better is not to be released. `reserve` says
-    how many seconds of a time budget the end of the fit will need; `last` is the number of steps. The seconds that a
-    caller keeps for itself between two steps, `away`, count neither in the history nor against a time budget.
+    With `keeps_last`, the latest state counts as the best, because which one was better must not be released. `reserve`
+    estimates the seconds of a time budget that the end of the fit needs. `last` is the number of steps.
+    `paused_seconds`, the time a caller spends between steps, counts neither in the history nor against a time budget.
     """
 
     history: list[HistoryRow] = field(default_factory=list)
@@ -329,28 +330,28 @@ class Training:
 
     @property
     def outcome(self) -> Outcome:
-        """Why it ended; a fit that nobody has ended was interrupted."""
+        """Why the fit ended; INTERRUPTED if no reason was set."""
         return self.ended or Outcome.INTERRUPTED
 
     @property
     def rounds(self) -> int:
-        """Whole rounds; exchanges within one are in the history, but have no objective."""
+        """The number of whole rounds; exchanges within one are in the history, but have no objective."""
         return sum(not math.isnan(row.objective) for row in self.history)
 
     def note(self, done: Round, row: HistoryRow) -> None:
-        """Add one more step."""
+        """Add a step."""
         self.history.append(row)
         self.latest = done.checkpoint.server
-        is_best = self.progress.add(row) or self.progress.count == 0  # before a first whole round any model will do
+        is_best = self.progress.add(row) or self.progress.count == 0  # before the first whole round, keep any model
         if is_best or self.keeps_last:
             self.best = self.latest
 
 
 def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iterator[Step]:
-    """Yield step after step, each noted in `training`, until they end, `stop` applies, or Ctrl-C.
+    """Yield steps and add each to `training`, until they end, `stop` applies, or Ctrl-C.
 
-    A model that was found is kept however the steps end; without one, their error is raised. An earlier part of the
-    same run may have met `stop` already: then there are no steps.
+    If there is a model, it is kept however the steps end; otherwise their error is raised. If an earlier part of the
+    same run already met `stop`, there are no steps.
     """
     training.ended = stop.outcome(training.progress.current, 0.0)
     if training.ended is not None:
@@ -376,7 +377,7 @@ def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iter
         training.ended = Outcome.MAX_ROUNDS
     except KeyboardInterrupt:
         if training.best is None:
-            raise  # there is no model to keep
+            raise  # no model to keep
         training.ended = Outcome.INTERRUPTED
     except BudgetSpent:
         if training.best is None:
@@ -384,13 +385,13 @@ def train(steps: Iterable[Step], stop: StoppingRule, training: Training) -> Iter
         training.ended = Outcome.PRIVACY_BUDGET_EXHAUSTED
     except DivergenceError as error:
         if training.best is None or not training.rounds:
-            raise  # in the middle of the first round there is nothing better to keep
+            raise  # no model to keep within the first round
         training.ended = Outcome.DIVERGED
         training.error_text = " ".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def _ending(done: Round, stop: StoppingRule, training: Training, spent: float, latest: float) -> Outcome | None:
-    """Why to end now; a time budget has to hold one more round like the latest, and the end of the fit."""
+    """Return why to end now; a time budget must cover one more round like the latest, and the end of the fit."""
     if training.interrupts.count:
         return Outcome.INTERRUPTED
     if stop.time_budget is not None:
@@ -400,10 +401,10 @@ def _ending(done: Round, stop: StoppingRule, training: Training, spent: float, l
 
 
 class Fit(Protocol):
-    """What is to be computed: steps from a point on, and what it takes to finish a model of them.
+    """A fit that the loop can run: its steps from a checkpoint on, and what is needed to finish its model.
 
-    `spending` are accounts of privacy, and `server_at_start` is the state before the first step. `is_private`: messages
-    carry noise, so that nothing that is measured without it may choose a model or end the fit.
+    `spending` are the privacy accounts, and `server_at_start` returns the state before the first step. `is_private`:
+    messages carry noise, so no measurement without noise may choose a model or end the fit.
     """
 
     @property
@@ -429,7 +430,7 @@ class Fit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What an earlier part of the same run left behind: where it stood, its history, the server's state at its best."""
+    """What an earlier part of the same run saved: its checkpoint, its history and the server's best state."""
 
     checkpoint: Checkpoint
     history: tuple[HistoryRow, ...] = ()
@@ -444,7 +445,7 @@ def start_training(
     watch: Watch = lambda done, row: None,
     interrupts: InterruptCounter | None = None,
 ) -> Training:
-    """Return the training of a fit from its start, or from where an earlier part of the same run stood."""
+    """Return the training of a fit from its start, or from the point where an earlier part of the run ended."""
     history, best, present = ((), None, math.inf) if resume is None else (resume.history, resume.best, len(fit.shards))
     return Training(
         list(history),
@@ -473,10 +474,10 @@ def run(
     watch: Watch = lambda done, row: None,
     interrupts: InterruptCounter | None = None,
 ) -> Training:
-    """Run a fit to its end, from its start or from where an earlier part of the same run stood.
+    """Run a fit to its end, from its start or from the point where an earlier part of the run ended.
 
-    The same steps, and the same best of them, as if the run had never been interrupted. They end after the step in
-    which `interrupts` counts a first Ctrl-C.
+    Steps and best model are the same as if the run had not been interrupted. The fit ends after the step in which
+    `interrupts` counts a first Ctrl-C.
     """
     training = start_training(fit, resume=resume, began=began, watch=watch, interrupts=interrupts)
     exhaust(iterate_steps(fit, training, resume))
@@ -484,39 +485,39 @@ def run(
 
 
 class FitObserver:
-    """Observes a fit before its first step, after each step and at its end. This one does nothing."""
+    """Callbacks before the first step of a fit, after each step and at its end; this base class does nothing."""
 
     def begin(self, fit: Fit, left_out: list[Exclusion]) -> AbstractContextManager[ResumePoint | None]:
-        """Hold open whatever the steps need; yield the point to resume from, or None for a new run.
+        """Return a context manager around the steps that yields the point to resume from, or None for a new run.
 
         `left_out` lists the parties left out so far and grows during the run. Those of a resumed run go in front.
         """
         return nullcontext()
 
     def watch(self, done: Round, row: HistoryRow) -> None:
-        """See one more step, with its line of the history."""
+        """Observe a step with its row of the history."""
 
     def end(self, training: Training, result: FitResult) -> None:
-        """See how it ended, and with which model."""
+        """Observe the outcome and the model."""
 
 
 def exhaust(steps: Iterator[Step]) -> None:
-    """Take all steps, none of which is kept while the next is computed: each holds the states of all parties."""
+    """Run all steps. No step is kept while the next is computed, because each holds the states of all parties."""
     deque(steps, maxlen=0)
 
 
 # Parties that are left out
 
 RAISE, SKIP = ON_PARTY_ERROR = ("raise", "skip")
-"""What follows where a party's data cannot be used, its work ends in an error, or its upload is refused."""
+"""What happens if a party's data are unusable, its work fails, or its upload is refused."""
 
 
 class LeftOutWarning(UserWarning):
-    """A fit goes on without a party: in a round, or in all of them."""
+    """A fit continues without a party, in one round or in all rounds."""
 
 
 class Exclusion(NamedTuple):
-    """A round that a party was left out of, and the reason."""
+    """A round that a party was left out of, with the reason."""
 
     iteration: int
     party: str
@@ -525,9 +526,9 @@ class Exclusion(NamedTuple):
 
 @dataclass(slots=True)
 class ExclusionLog:
-    """Who is left out of which round; `missing` are those left out of all of them, by name, with the reason.
+    """The parties left out of each round; `missing` are those left out of all rounds, by name, with the reason.
 
-    There is one warning for each party: before the rounds, or after the first that has gone on without it.
+    Each party causes one warning: before the rounds, or after the first round without it.
     """
 
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -539,24 +540,24 @@ class ExclusionLog:
             warnings.warn(f"Party {name!r} is left out of this run. {reason}", LeftOutWarning, stacklevel=4)
 
     def note(self, done: Round, row: HistoryRow) -> None:
-        """Add one more round."""
+        """Add a round."""
         reasons = {**self.missing, **done.refused}
         self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in reasons.items()]
         for name in done.refused.keys() - self.reported:
             self.reported.add(name)
             message = (
-                f"Party {name!r} is left out of round {row.iteration}, and asked again in the next. {reasons[name]}"
+                f"Party {name!r} is left out of round {row.iteration} and asked again in the next. {reasons[name]}"
             )
             warnings.warn(message, LeftOutWarning, stacklevel=2)
 
 
 MAX_SECONDS_SHOWN = 1e12
-"""Seconds that are shown at most."""
+"""Largest number of seconds that is shown."""
 
 
 @contextmanager
 def progress(verbose: int, rounds: int, time_budget: float | None, title: str) -> Iterator[Watch]:
-    """A watch that draws iteration, error, elapsed time and an estimate of the time left on standard error."""
+    """Yield a callback that shows iteration, error, elapsed time and the estimated time left on standard error."""
     if not verbose:
         yield lambda done, row: None
         return

@@ -248,7 +248,7 @@ class Noisy(PlainReduction):
         (PROGRAMS["fnmf"], PlainReduction(), "reads individual uploads"),
         (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
         (PROGRAMS["exact"], MASKED, 'replace SecureSum. Use reduce="in order"'),
-        (PROGRAMS["exact"], Noisy(), "something else than the upload"),
+        (PROGRAMS["exact"], Noisy(), "something other than the upload"),
     ],
 )
 def test_an_all_reduce_refuses_what_it_would_pass_over(program, reduction, told):

@@ -384,7 +384,7 @@ class BadUpload:
 def test_uploads_are_held_to_their_form():
     rounds = run(Asynchronous(EQUAL), BadUpload(PROGRAM), shards_of())
     next(rounds), next(rounds)
-    with pytest.raises(DivergenceError, match="'p02' sent what cannot be used"):
+    with pytest.raises(DivergenceError, match="'p02' sent an invalid upload"):
         next(rounds)
     done = list(run(Asynchronous(EQUAL), BadUpload(PROGRAM), shards_of(), 6, on_party_error="skip"))
     assert [one.participants for one in done] == [("p00",), ("p01",), ()] * 2
@@ -415,14 +415,14 @@ def test_what_a_reduction_sends_is_what_is_taken_in():
 @pytest.mark.parametrize(
     ("more", "kind", "words"),
     [
-        ({"reduction": PairwiseMasks()}, CompositionError, "one upload at a time"),
+        ({"reduction": PairwiseMasks()}, CompositionError, "uploads one at a time"),
         ({"reduction": in_two_phases()}, CompositionError, "2 exchanges"),
         ({"absent": {1: frozenset({"p00"})}}, ParameterError, "stragglers"),
         ({"dropouts": {1: {"p00": 0}}}, ParameterError, "stragglers"),
         ({"program": build("fnmf-by-sums", 4, sweeps=2)}, CompositionError, "sweeps=1"),
         ({"durations": Durations(seconds={"p00": 1.0})}, ParameterError, "nothing of p01, p02"),
-        ({"durations": Durations(stragglers={"p07": 2.0})}, ParameterError, "not there: p07"),
-        ({"durations": Durations(jitter=1e6)}, ParameterError, "lower the jitter"),
+        ({"durations": Durations(stragglers={"p07": 2.0})}, ParameterError, "unknown parties: p07"),
+        ({"durations": Durations(jitter=1e6)}, ParameterError, "lower jitter"),
     ],
 )
 def test_what_cannot_be_asynchronous_is_refused_with_a_way_out(more, kind, words):

@@ -893,7 +893,7 @@ def test_penalties_that_leave_nothing_are_told():
     program = build("exact", 3, local_steps=5)
     both = Penalty(1e3, 0.0)
     program = replace(program, half_steps=replace(program.half_steps, penalty_W=both, penalty_H=both))
-    with pytest.warns(EmptyModelWarning, match=r"model is zero.*l1=1000.0.*Lower them"):
+    with pytest.warns(EmptyModelWarning, match=r"model is zero.*l1=1000.0.*Lower"):
         model = partsong.FederatedNMF(method=program, rounds=3, random_state=0).fit(parts())
     assert model.relative_error_ == pytest.approx(1, abs=1e-12)
 

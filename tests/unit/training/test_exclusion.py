@@ -193,12 +193,12 @@ class Faulty:
 def test_a_refused_upload_is_told_once_and_listed_round_by_round():
     X = dict(zip("abcd", parts(), strict=True))
     program = Faulty(build("exact", 3, local_steps=5), frozenset({2, 4}), [])
-    with pytest.warns(LeftOutWarning, match=r"'b' is left out of round 2, and asked again in the next\. .*NaN") as told:
+    with pytest.warns(LeftOutWarning, match=r"'b' is left out of round 2 and asked again in the next\. .*NaN") as told:
         model = partsong.FederatedNMF(method=program, on_party_error="skip", **SETTINGS).fit(X)
     assert len(told) == 1
     assert "on_party_error=" not in str(told[0].message), "there is nothing left to ask for"
     assert left_out(model) == [(2, "b"), (4, "b")]
-    assert all("sent what cannot be used" in entry.reason for entry in model.left_out_)
+    assert all("sent an invalid upload" in entry.reason for entry in model.left_out_)
     assert [row.parties for row in model.history_] == [4, 3, 4, 3]
     assert model.parties_ == list("abcd")
     with pytest.raises(UploadError, match="Party 'b'") as caught:

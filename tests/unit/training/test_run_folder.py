@@ -136,7 +136,7 @@ def test_what_was_spent_is_not_thrown_away(folder, rows):
     spending = Spending(Release("gaussian", 2.0, "party", "replace"))
     spending.begin("abc")
     save_run(folder.path / "checkpoint", replace(folder.load(), spent=spending.accounts.to_json()))
-    with pytest.raises(FileError, match="spent on privacy"):
+    with pytest.raises(FileError, match="privacy accounts"):
         fit(folder, rows, 1, overwrite=True)
     assert folder.load().spent
 
