@@ -434,7 +434,7 @@ def test_words_that_are_too_long_are_counted_in_the_log_of_their_site_and_nowher
     [
         ({"min_documents": 24}, DataError, "No word meets the rule: 0"),
         ({"max_df": 0.01}, DataError, "No word meets the rule: 8"),
-        ({"max_words": 2}, ParameterError, "vocabulary has 2 words"),
+        ({"max_words": 2}, ParameterError, "at most 2, the number of words in the vocabulary"),
         ({"min_parties": 4}, SiteRefused, "'parties'"),
     ],
 )

@@ -255,7 +255,7 @@ def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any],
     return replace(site, texts=None, data=replace(texts.counted(rule.weighing(agreed.vocabulary)), context=context))
 
 
-def told_of_long(party: Any, program: Any) -> str:
+def long_words_note(party: Any, program: Any) -> str:
     """For the log of a site whose words are in part too long for an agreement: how many, and the limit; else nothing.
     Words that are too long are in nothing that leaves, and neither is their number.
     """
@@ -269,7 +269,7 @@ def told_of_long(party: Any, program: Any) -> str:
     )
 
 
-def told_of_empty(rows: Any) -> str:
+def empty_texts_note(rows: Any) -> str:
     """For the log of a site without any agreed word; else nothing."""
     if np.count_nonzero(rows.data):
         return ""

@@ -71,8 +71,8 @@ from partsong.federation.texts import (
     has_own_counts,
     keep_vocabulary,
     require_table,
-    told_of_empty,
-    told_of_long,
+    empty_texts_note,
+    long_words_note,
     vocabulary_in,
 )
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request, RequestRefused, refusal_from_error
@@ -130,8 +130,8 @@ def start(site: Site, request: Request) -> SiteAnswer:
     context = of_words + run_context(experiment, request.body["columns"], layout)
     keys = party_keys(site.roster, layout.parties)
     files.save_start(StartState(request.digest, experiment, layout, columns, rows, state, mark, context, keys, least))
-    notes = [rare_columns_note(site.data.rows, order, least), told_of_long(state, plan.program)]
-    notes += [told_of_empty(site.data.rows)] if isinstance(site.data, CountedData) else []
+    notes = [rare_columns_note(site.data.rows, order, least), long_words_note(state, plan.program)]
+    notes += [empty_texts_note(site.data.rows)] if isinstance(site.data, CountedData) else []
     for note in filter(None, notes):
         site.log(request.nonce, "note", note)
     return site.plain(request, Message({}))
