@@ -67,12 +67,12 @@ from partsong.federation.texts import (
     CountedData,
     HeldData,
     Texts,
+    empty_texts_note,
     facing,
     has_own_counts,
     keep_vocabulary,
-    require_table,
-    empty_texts_note,
     long_words_note,
+    require_table,
     vocabulary_in,
 )
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request, RequestRefused, refusal_from_error
