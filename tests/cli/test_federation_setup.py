@@ -154,7 +154,7 @@ def test_what_would_leave_is_shown_and_no_means_no(made, invoke, tmp_path):
     invoke("federation", "join", "north.zip", "--data", "rows.npy", "--yes")
     (tmp_path / "site-north" / "site.toml").write_text("tell_names = false\n")
     again = runner().invoke(app, ["federation", "join", "north.zip"], input="n\n")
-    assert "also not the names of columns that one of them lacks" in again.stdout
+    assert "not even the names of columns that one of them lacks" in again.stdout
     assert "sealed" not in again.stdout
     assert "20 rows" in result.stdout
 
@@ -169,7 +169,7 @@ def test_a_shared_key_is_taken_once_kept_for_its_owner_and_never_told(made, told
     text = (tmp_path / "sites.key").read_text().strip()
     result = invoke("federation", "join", "north.zip", "--shared-key", "sites.key", "--yes")
     assert "list of likely column names" not in result.stderr
-    assert "with the key that sites share" in result.stdout
+    assert "under the shared key" in result.stdout
     assert text not in result.stdout + result.stderr
     kept = tmp_path / "site-north" / "shared.key"
     assert kept.read_text().strip() == text
@@ -576,7 +576,7 @@ LACKING = "Ferritin"
 
 @pytest.fixture
 def federation(told, tmp_path):
-    """By the commands of that page, with the key that sites share and site.toml as it is made; south lacks a column."""
+    """By the commands of that page, under the shared key and site.toml as it is made; south lacks a column."""
     told("federation", "init", "liver", "--name", "liver", "--address", "nmf.example.org:8443")
     told("federation", "shared-key", "-o", "sites.key")
     for number, site in enumerate(SITES):

@@ -97,9 +97,11 @@ def test_the_length_of_a_letter_tells_nothing_of_names():
     north, east = (Correspondent(name, "run-1", secret_of(name), roster, b"k" * 32) for name in ("north", "east"))
     letters = []
     for names in (("a", "b"), ("a" * 150, "ü" * 30), ("a", "b" * 200)):
-        asked = replace(north.asks(), arrays={**north.asks().arrays, "columns": hashed(names, "run-1", b"k" * 32)})
-        letter = east.tells("north", asked, names)
-        assert north.reads("east", letter) == list(names)
+        asked = replace(
+            north.request_names(), arrays={**north.request_names().arrays, "columns": hashed(names, "run-1", b"k" * 32)}
+        )
+        letter = east.send_names("north", asked, names)
+        assert north.read_names("east", letter) == list(names)
         letters.append(letter["letter"].nbytes)
     assert len(set(letters)) == 1
 

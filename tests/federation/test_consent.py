@@ -328,7 +328,7 @@ def test_names_of_columns_are_not_told_in_a_run_that_is_not_allowed_any_more(tmp
     roster = {name: ROSTER[name] for name in federation.names}
     federation.sites = {name: federation.site(name, roster=roster) for name in federation.names}
     asked, site = recorded(federation, 1), federation.sites["east"]
-    letter = Correspondent("north", "run-1", secret_of("north"), roster).asks()
+    letter = Correspondent("north", "run-1", secret_of("north"), roster).request_names()
     columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
     nonce, body = Nonce("run-1", kind=Kind.NAMES, phase=TELL), Message({**letter.arrays, "columns": columns})
     request = Request("east", nonce, body, {"for": "north"})
@@ -500,7 +500,7 @@ def test_names_are_told_to_parties_of_the_run_under_the_keys_it_began_with(tmp_p
     columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
 
     def told(to, roster):
-        letter = Correspondent(to, "run-1", secret_of(to), GROWN).asks()
+        letter = Correspondent(to, "run-1", secret_of(to), GROWN).request_names()
         body = Message({**letter.arrays, "columns": np.asarray(columns)})
         request = Request("east", Nonce("run-1", kind=Kind.NAMES, phase=TELL), body, {"for": to})
         return said(federation.site("east", roster=roster), request)

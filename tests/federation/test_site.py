@@ -482,7 +482,7 @@ def test_with_a_roster_another_site_tells_the_names_past_the_server(tmp_path, li
         request = Request.from_bytes(data)
         if not lies or "key" not in request.body.arrays:
             return data
-        own = Correspondent("north", "run-1", 99, roster).asks()
+        own = Correspondent("north", "run-1", 99, roster).request_names()
         return replace(request, body=Message({**request.body.arrays, **own.arrays})).to_bytes()
 
     transport = Recorded(federation.transport().sites, change)

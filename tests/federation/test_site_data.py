@@ -242,14 +242,14 @@ def test_the_same_question_for_names_gets_the_same_letter(tmp_path):
     north = Correspondent("north", "run-1", secret_of("north"), roster)
 
     def told(count):
-        body = Message({**north.asks().arrays, "columns": columns[:count]})
+        body = Message({**north.request_names().arrays, "columns": columns[:count]})
         nonce = Nonce("run-1", kind=Kind.NAMES, phase=TELL)
         return site.answer(Request("east", nonce, body, {"for": "north"}).to_bytes())
 
     assert told(3) == told(3) != told(5)
     keys = {Reply.from_bytes(told(count)).answer["letter"][:32].tobytes() for count in (3, 5)}
     assert len(keys) == 2, "no key seals two texts"
-    assert north.reads("east", Reply.from_bytes(told(3)).answer) == list(COLUMNS[:3])
+    assert north.read_names("east", Reply.from_bytes(told(3)).answer) == list(COLUMNS[:3])
 
 
 def test_a_site_works_in_rounds_for_which_it_was_drawn(tmp_path):

@@ -365,14 +365,14 @@ def test_names_are_told_in_a_run_under_way_to_those_who_know_the_shared_key(tmp_
         columns = Reply.from_bytes(of_kind(asked, "east", Kind.HELLO)[0][1]).answer["columns"]
         fresh = replace(site, folder=folder.folder / "fresh")
         if not tells:
-            assert code_of(told(site, north.asks(), columns)) == "names"
+            assert code_of(told(site, north.request_names(), columns)) == "names"
             continue
-        assert code_of(told(fresh, north.asks(), columns)) == "not-started"
-        assert code_of(told(site, stranger.asks(), columns)) == "shared-key"
-        answer = told(site, north.asks(), columns)
-        assert north.reads("east", Reply.from_bytes(answer).answer) == list(COLUMNS)
+        assert code_of(told(fresh, north.request_names(), columns)) == "not-started"
+        assert code_of(told(site, stranger.request_names(), columns)) == "shared-key"
+        answer = told(site, north.request_names(), columns)
+        assert north.read_names("east", Reply.from_bytes(answer).answer) == list(COLUMNS)
         narrow = replace(site, policy=replace(policy, columns=("gene-1*",)))
-        assert north.reads("east", Reply.from_bytes(told(narrow, north.asks(), columns)).answer) == [
+        assert north.read_names("east", Reply.from_bytes(told(narrow, north.request_names(), columns)).answer) == [
             "gene-1", "gene-10", "gene-11",
         ]  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""Agreeing on columns by hashes: the server compares numbers, and names stay at the sites.
+"""Agreement on columns by hashes: the server compares hashes, and names stay at the sites.
 
     hash = BLAKE2b-128(NFC(name); key, run)
 
-In Unicode's normal form C, as a letter with a mark can be written in two ways that look the same. Salted by the run, so
-that two runs cannot be compared. A server that has a list of likely names can still test them, unless all sites share a
-`key` that it does not know. Whether they have the same key they find out by a hash of it, which tells nothing of a
-random key.
+Names are in Unicode normal form C, because a letter with a mark can be encoded in two ways. The salt is the run, so
+that two runs cannot be compared. A server with a list of likely names can still test them, unless all sites share a
+`key` that it does not know. Sites check that they have the same key by a hash of it, which reveals nothing about a random
+key.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from partsong.secure_aggregation.messages import Roster, as_array
 
 HASH_BYTES = 16
 SAME = "same"
-"""All sites need the same columns; under any other rule, those are taken that all have."""
-ONE_NAME = "have the same name, once letters with marks are written in one way (Unicode NFC). Rename one of them."
+"""All sites need the same columns; under any other rule, the common columns are used."""
+ONE_NAME = "have the same name in Unicode normal form C. Rename one of them."
 
 
 def hashed(names: Sequence[str], run: str, key: bytes = b"") -> Any:
-    """One row of 16 bytes for each name; RequestRefused where two names differ in how they are written alone."""
+    """Hash each name to 16 bytes; RequestRefused if two names differ only in their Unicode encoding."""
     salt = hashlib.sha256(run.encode()).digest()[:16]
     if (same := twins(names)) is not None:
         raise RequestRefused("data", f"Columns {same[0] + 1} and {same[1] + 1} of those that may leave {ONE_NAME}")
@@ -61,8 +61,9 @@ def _as_rows(hashes: Sequence[bytes]) -> Any:
 
 
 def twins(names: Sequence[str]) -> tuple[int, int] | None:
-    """The places of two names that are one in normal form C, where there are any; names may be words that are told
-    nowhere.
+    """Return the positions of two names that are equal in normal form C, or None.
+
+    Positions, because names may be words that must not appear in messages.
     """
     first: dict[str, int] = {}
     for at, name in enumerate(names):
@@ -73,41 +74,43 @@ def twins(names: Sequence[str]) -> tuple[int, int] | None:
 
 
 def key_mark(key: bytes, run: str) -> str:
-    """By which sites find out that they have the same key; empty where there is none."""
+    """Return a hash by which sites check that they have the same key; empty without a key."""
     return fingerprint("partsong mark of a shared key", run, key).hex()[:32] if key else ""
 
 
 def require_key_mark(own: str, usual: str) -> None:
-    """Refuse where most sites have another key."""
+    """Refuse if most sites have another key."""
     if own == usual:
         return
-    here = "has another one" if own and usual else "has one, and they have none" if own else "has none, and they have"
+    here = "has a different key" if own and usual else "has a key and they have none" if own else "has no key"
     raise RequestRefused(
         "shared-key",
-        f"Most sites hash names of columns with one shared key; this one {here}. Compare with the steward of another "
-        "site, not with the coordinator, and join again with --shared-key.",
+        f"Shared keys differ between most sites and this one, which {here}. Compare with another site (not with the "
+        "coordinator) and join again with --shared-key.",
     )
 
 
 def strangers_in(marks: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """Sites whose key is not that of most, and the mark of the key of most."""
+    """Return the sites whose key differs from that of most sites, and the hash of that key."""
     usual = Counter(mark for _, mark in sorted(marks.items())).most_common(1)[0][0] if marks else ""
     return tuple(name for name, mark in sorted(marks.items()) if mark != usual), usual
 
 
 def listed(hashes: Any) -> list[bytes]:
-    """The rows as bytes; ParameterError where they are no hashes, or not all different."""
+    """Return the hashes as bytes; ParameterError if they are invalid or repeated."""
     array = np.asarray(hashes)
     if array.ndim != 2 or array.shape[1] != HASH_BYTES or array.dtype != np.uint8:
-        raise ParameterError("Columns are told by hashes of 16 bytes each; this is something else.")
+        raise ParameterError(
+            "Columns must be hashes of 16 bytes each. Update partsong at all sites to the same version."
+        )
     rows = [row.tobytes() for row in array]
     if len(set(rows)) < len(rows):
-        raise ParameterError("A column is named more than once. Name each once.")
+        raise ParameterError("A column is listed more than once. List each once.")
     return rows
 
 
 def labels_of(hashes: Any, run: str, public: Sequence[str] = ()) -> tuple[str, ...]:
-    """What a server calls columns: by name where it is `public` and no key was used, else "#" and the hash."""
+    """Label columns at the server: `public` names if no key was used, else "#" and the hash."""
     if (same := twins(public)) is not None:
         raise ParameterError(f"Lines {same[0] + 1} and {same[1] + 1} of the public names {ONE_NAME}")
     known = dict(zip(listed(hashed(public, run)), public, strict=True)) if public else {}
@@ -115,10 +118,10 @@ def labels_of(hashes: Any, run: str, public: Sequence[str] = ()) -> tuple[str, .
 
 
 def agreed(offers: Mapping[str, Any], rule: str, *, leaves_out: bool = False) -> Any:
-    """The hashes that all sites are to work on: the columns of the most sites, or those that all have.
+    """Return the hashes of the columns of the run: those of most sites, or those that all sites have.
 
-    In the order of the first site that has them. Sites that do not fit find out at the start, each for itself. Where
-    a single one keeps the others from having a column in common, it can be left out.
+    They are in the order of the first site that has them. Sites that do not fit find out at the start. A single site
+    that leaves the others without a common column can be left out.
     """
     by_site = {name: listed(hashes) for name, hashes in sorted(offers.items())}
     if rule == SAME:
@@ -132,8 +135,10 @@ def agreed(offers: Mapping[str, Any], rule: str, *, leaves_out: bool = False) ->
         odd = [name for name, rest in others.items() if len(rest) > 1 and _common(rest)]
         if leaves_out and len(odd) == 1:
             return agreed({name: hashes for name, hashes in offers.items() if name not in odd}, rule)
-        hint = f" Without {' or '.join(map(repr, odd))} the others have some." if odd else ""
-        raise FeatureError(f"No column is held by all of {', '.join(by_site)}.{hint} Compare the names at two of them.")
+        hint = f" Without {' or '.join(map(repr, odd))}, the others have common columns." if odd else ""
+        raise FeatureError(
+            f"No column is common to all of {', '.join(by_site)}.{hint} Compare the names at two of them."
+        )
     return _as_rows(wanted)
 
 
@@ -144,10 +149,10 @@ def _common(listings: Iterable[Sequence[bytes]]) -> set[bytes]:
 def find_columns(
     wanted: Any, own: Sequence[str], run: str, key: bytes = b"", *, rule: str = SAME, are_secret: bool = False
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Where the agreed columns are among a site's own, and the names of those that are not among them.
+    """Return the positions of the agreed columns among a site's own, and the names of its other columns.
 
-    A site that lacks some finds the beginnings of their hashes in its log, and then their names, from another site
-    (`naming`). Only their number leaves. `are_secret`: names are words of texts, and are in no reason of a refusal.
+    A site that lacks columns logs the beginnings of their hashes, and then their names if another site sends them (see
+    below). Only their number leaves. `are_secret`: names are words of texts and must not appear in a reason.
     """
     rows = listed(wanted)
     taken = set(rows)
@@ -158,38 +163,40 @@ def find_columns(
     if not missing and not extra:
         return tuple(places[row] for row in rows), unused
     if are_secret:
-        told = [f"{len(missing)} columns are missing here, {len(extra)} are here and not at most others"]
+        reasons = [f"{len(missing)} columns are missing here; {len(extra)} are here but not at most other sites"]
     else:
-        told = [f"{name} is here and not at most others" for name in extra]
+        reasons = [f"{name} is here but not at most other sites" for name in extra]
         if missing:
             hashes = ", ".join(f"#{row.hex()[:8]}" for row in missing)
-            told.insert(0, f"{hashes}: missing here, or not let out. Names follow, if another site tells (tell_names)")
-    raise RequestRefused("columns", f"{'; '.join(told)}.", {"missing": len(missing), "extra": len(extra)})
+            reasons.insert(
+                0, f"{hashes}: missing here, or not released. Names follow if another site sends them (tell_names)"
+            )
+    raise RequestRefused("columns", f"{'; '.join(reasons)}.", {"missing": len(missing), "extra": len(extra)})
 
 
 # ---- naming -----------------------------------------------------------------------------------------------------
 #
-# Names of columns from one site to another, past the server: sealed for the one that lacks them.
+# Column names from one site to another, encrypted so that the server cannot read them.
 #
-#     the lacking site:  an X25519 key from its secret and the run, signed, and a    → a site that has the names
-#                        proof that it knows the key that sites share
-#     that site:         a key of this letter, names sealed with the agreed secret,  → the lacking site, for its log
+#     the lacking site:  an X25519 key derived from its secret and the run, signed,  → a site that has the names
+#                        and a proof that it knows the shared key
+#     that site:         an ephemeral key, names encrypted under the agreed secret,  → the lacking site, for its log
 #                        signed
 #
-# Only where a roster is pinned: the server could otherwise put a key of its own in place of a site's. The length
-# of a letter follows from how many of the names asked for were found at the telling site, which the server so learns
-# (256 bytes for each, and for one more); it is doubled until longer names fit, and tells nothing else of them.
+# Only with a pinned roster; otherwise the server could substitute its own key for that of a site. The length of a
+# message depends on the number of requested names found at the sending site, which the server learns (256 bytes for each
+# and one more). It is doubled until longer names fit, and reveals nothing else.
 
 ASK, TELL, READ = range(3)
 """Phases."""
 
 SLOT = 256
-"""Bytes of a letter for each name."""
+"""Bytes of a message per name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correspondent:
-    """A site that asks for names, or tells them, in one run."""
+    """A site that requests or sends column names in one run."""
 
     name: str
     run: str
@@ -197,20 +204,20 @@ class Correspondent:
     roster: Roster | None
     shared: bytes = field(repr=False, default=b"")
 
-    def asks(self) -> Message:
-        """Its key, signed, with a proof that it knows the shared key."""
+    def request_names(self) -> Message:
+        """Request names: a signed key, with a proof of knowing the shared key."""
         self._pinned()
         public = public_key(self._private())
         signed = {"key": as_array(public), "signature": as_array(self._signed("key", public))}
         return Message({**signed, "proof": as_array(self._proof(self.name, public))})
 
-    def tells(self, other: str, letter: Message, own: Sequence[str]) -> Message:
-        """The names behind some hashes, as far as they may leave, so that the other alone can read them."""
+    def send_names(self, other: str, letter: Message, own: Sequence[str]) -> Message:
+        """Send the names behind hashes, as far as they may leave, encrypted for the other site."""
         theirs = self._verified("key", other, letter)
         proof = np.asarray(letter.arrays.get("proof", np.zeros(1))).tobytes()
         if not hmac.compare_digest(proof, self._proof(other, theirs)):
             raise RequestRefused(
-                "shared-key", f"{other!r} asks for names, and does not know the shared key of this site."
+                "shared-key", f"{other!r} requests names but does not know the shared key of this site."
             )
         known = dict(zip(listed(hashed(own, self.run, self.shared)), own, strict=True))
         names = [known[row] for row in listed(letter["columns"]) if row in known]
@@ -222,21 +229,21 @@ class Correspondent:
         body = fresh + seal(self._sealing(secret, self.name, other, fresh), text)
         return Message({"letter": as_array(body), "signature": as_array(self._signed("letter", body))})
 
-    def reads(self, other: str, letter: Message) -> list[str]:
-        """What another site has told."""
+    def read_names(self, other: str, letter: Message) -> list[str]:
+        """Decrypt the names that another site sent."""
         body = self._verified("letter", other, letter)
         fresh, sealed = body[:KEY_BYTES], body[KEY_BYTES:]
         secret = shared_secrets(self._private(), {other: fresh})[other]
         text = unseal(self._sealing(secret, other, self.name, fresh), sealed)
         if text is None:
-            raise RequestRefused("protocol", f"What {other!r} has told cannot be opened.")
+            raise RequestRefused("protocol", f"The names from {other!r} cannot be decrypted.")
         return [str(name) for name in json.loads(text)]
 
     def _private(self) -> bytes:
         return derive_key(signing_key(self.secret, self.name), "partsong column names", self.run)
 
     def _proof(self, party: str, public: bytes) -> bytes:
-        """That a party knows the shared key, which the mark of the key does not show: the server has seen that."""
+        """Prove knowledge of the shared key; the hash of the key is no proof, because the server has seen it."""
         if not self.shared:
             return b""
         said = fingerprint("partsong column names", "proof", self.run, party, public)
@@ -252,7 +259,7 @@ class Correspondent:
         roster = self._pinned()
         body, signature = (np.asarray(letter[array]).tobytes() for array in (what, "signature"))
         if other not in roster or not is_valid_signature(roster[other], signature, self._statement(what, other, body)):
-            raise RequestRefused("protocol", f"The {what} of {other!r} has not the signature that the roster knows.")
+            raise RequestRefused("protocol", f"The {what} of {other!r} has an invalid signature.")
         return body
 
     def _statement(self, what: str, party: str, body: bytes) -> bytes:
@@ -260,12 +267,12 @@ class Correspondent:
 
     def _pinned(self) -> Roster:
         if self.roster is None:
-            raise RequestRefused("roster", "Names of columns are told only among parties of a pinned roster.")
+            raise RequestRefused("roster", "Column names are sent only among parties of a pinned roster.")
         return self.roster
 
 
 def _padded(names: Sequence[str]) -> bytes:
-    """As JSON, which blanks follow: up to 256 bytes for each name, or else to the next power of two of that."""
+    """Encode as JSON, padded with blanks to 256 bytes per name, doubled until the names fit."""
     text, length = json.dumps(names).encode(), SLOT * (len(names) + 1)
     while length < len(text):
         length *= 2
@@ -273,6 +280,6 @@ def _padded(names: Sequence[str]) -> bytes:
 
 
 def missing_at(offered: Any, wanted: Any) -> Any:
-    """The hashes of the agreed columns that a site has not offered."""
+    """Return the hashes of the agreed columns that a site does not have."""
     own = set(listed(offered))
     return _as_rows([row for row in listed(wanted) if row not in own])

@@ -1,12 +1,13 @@
-"""Locks on folders: one process at a time, and none is left behind by a process that was killed.
+"""Locks on folders: one process at a time, released when a process is killed.
 
-The system's own locks, and not the filelock package, whose promises are too weak here. It does not know which process
-holds a lock, and `partsong federation stop` sends that process a signal: a number in a file may belong to another
-process by now. To look whether a lock is held it has to be taken, which makes a process that starts meanwhile give up.
-And on a file system without locks it takes a file that is there for one, which a killed process leaves behind.
+These are the operating system's locks, not the filelock package, which is too weak here. filelock does not know which
+process holds a lock, and `partsong federation stop` signals that process; a number in a file may belong to another
+process by now. Testing a lock means taking it, which makes a process that starts meanwhile give up. On a file system
+without locks it relies on a lock file, which a killed process leaves behind.
 
-`held` is a record lock, of which the system tells the process, and which no child inherits. `locked` is for a moment's
-work on one file, and keeps threads apart as well. On NFS both need a server with locks; on Windows nothing is locked.
+`held` is a record lock: the system reports its process, and children do not inherit it. `locked` is for a short
+operation on one file, and also excludes other threads. On NFS both need a server with locks; on Windows nothing is
+locked.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from partsong.errors import FileError
 fcntl: Any = import_module("fcntl") if util.find_spec("fcntl") else None
 IS_LINUX = sys.platform == "linux"
 FORM = "hhqqi4x" if IS_LINUX else "qqihh"
-"""A lock as the system tells of it: kind, origin, start, length, process; or start, length, process, kind, origin."""
+"""Layout of struct flock: type, whence, start, length, pid on Linux; else start, length, pid, type, whence."""
 
 _own: dict[tuple[int, int], int] = {}
-"""Files that this process has locked, and its number. It must not open them again: a record lock ends as soon as its
-process closes the file, by whatever descriptor."""
+"""Files that this process has locked, and its process number. It must not open them again: a record lock ends as soon
+as its process closes any descriptor of the file."""
 _one_at_a_time = threading.Lock()
 
 
 @contextmanager
 def held(path: Path, otherwise: str) -> Iterator[None]:
-    """Hold a lock; FileError with the text `otherwise` where somebody else does."""
+    """Hold a lock; FileError with the text `otherwise` if another process holds it."""
     with _one_at_a_time:
         holder = _look(path)
         descriptor = _taken(path, "lockf") if holder is None else None
@@ -55,24 +56,24 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds a lock; nothing is taken or written in order to look."""
+    """Return whether a process holds the lock, without taking it."""
     return _look(path) is not None
 
 
 def holder_of(path: Path) -> int | None:
-    """The process that holds a lock; None where nobody does, or one that has no number here."""
+    """Return the process that holds a lock; None if there is none, or if it has no number on this machine."""
     return _look(path) or None
 
 
 @contextmanager
 def locked(path: Path, *, waits: bool) -> Iterator[None]:
-    """Hold a lock; FileError where somebody else does and this does not wait.
+    """Hold a lock; if another process holds it, wait or raise FileError.
 
-    It is given back by name, and not by closing the file: a child process may have the same file open.
+    It is released explicitly, not by closing the file: a child process may have the same file open.
     """
     descriptor = _taken(path, "flock", waits=waits)
     if descriptor is None:
-        raise FileError(f"{path.parent} is in use by another process. Wait for it, or end it first.")
+        raise FileError(f"{path.parent} is in use by another process. Wait for that process or stop it.")
     try:
         yield
     finally:
@@ -82,7 +83,7 @@ def locked(path: Path, *, waits: bool) -> Iterator[None]:
 
 
 def _look(path: Path) -> int | None:
-    """The number of the process; 0 where it has none here (in another container, on another machine); None: nobody."""
+    """Return the process that holds the lock; 0 if it has no number here (other container or machine); None if free."""
     own = _identity(path)
     if own is None or fcntl is None:
         return None
@@ -99,7 +100,7 @@ def _look(path: Path) -> int | None:
 
 
 def _taken(path: Path, call: str, *, waits: bool = False) -> int | None:
-    """The file, open and locked by this call of the system; None where somebody else holds the lock."""
+    """Open and lock the file by this system call; None if another process holds the lock."""
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -115,7 +116,7 @@ def _taken(path: Path, call: str, *, waits: bool = False) -> int | None:
 
 
 def _identity(path: Path) -> Any:
-    """The file, whatever it is called; None where there is none."""
+    """Identify a file by device and inode; None if it does not exist."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -125,5 +126,6 @@ def _identity(path: Path) -> Any:
 
 def _without_locks(path: Path, error: OSError) -> FileError:
     return FileError(
-        f"{path} cannot be opened and locked: {error.strerror or error}. Use a folder of yours, on a disk with locks."
+        f"{path} cannot be opened and locked: {error.strerror or error}. Use a folder of your own "
+        "on a file system with locks."
     )

@@ -1,4 +1,4 @@
-"""A site with texts, as it faces a run: as its words in the agreement, and as its counts of agreed words after that."""
+"""A site with texts in a run: its words during the vocabulary agreement, and its counts of agreed words afterwards."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 SUFFIX = ".words"
-"""An agreement on words is a run of its own before the run that it is for, whose name it has with this at the end."""
+"""The vocabulary agreement is a run of its own before the main run, named after it with this suffix."""
 
 TEXTS = "texts"
-"""The one column that sites name in it: its keyed hash is the same where the key is."""
+"""The only column of that run: its keyed hash is equal if the keys are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Documents, and the key of words that all sites share; without one nothing is done with them."""
+    """Documents, and the shared key for words; without a key no run uses them."""
 
     documents: tuple[str, ...] = field(repr=False)
     key: bytes = field(repr=False, default=b"")
@@ -52,16 +52,16 @@ class Texts:
 
     @property
     def unread(self) -> SiteData:
-        """As many rows as documents, and no columns: these follow from a run's words."""
+        """One row per document and no columns; the columns follow from the words of a run."""
         return SiteData(np.empty((len(self.documents), 0)), (), self.secret)
 
     def held(self, rule: TextRule, run: str, roster: Roster | None) -> HeldData:
-        """Its words, for the agreement of a run among the parties of a roster."""
+        """Return the words of this site for the agreement of a run among the parties of a roster."""
         held = _held(self.documents, rule.words, run_key(self.key, run, roster or {}))
         return HeldData(replace(held, options=rule.key), (TEXTS,), self.secret)
 
     def counted(self, weighing: TextVectorizer) -> CountedData:
-        """How often it has the agreed words, by weight."""
+        """Return the weighted counts of the agreed words."""
         frequencies = None if weighing.documents is None else tuple(np.asarray(weighing.documents).tolist())
         rows = _rows(self.documents, weighing.words, weighing.vocabulary, frequencies, weighing.n_documents)
         return CountedData(rows, tuple(weighing.names), self.secret, weighing)
@@ -69,20 +69,20 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class TextData(SiteData):
-    """What follows from texts: its columns are words, which are in no log, nor in an error."""
+    """Data derived from texts: column names are words, which must not appear in logs or errors."""
 
     @property
     def hides_names(self) -> bool:
         return True
 
     def main_run(self, name: str) -> str:
-        """A run and its agreement are one."""
+        """Return the name of the main run of an agreement."""
         return name.removesuffix(SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldData(TextData):
-    """A site's words, for the agreement on words."""
+    """A site's words, for the vocabulary agreement."""
 
     def matrix(self, order: tuple[int, ...] | None = None, least: int = 0) -> Matrix:
         return cast(Matrix, self.rows)
@@ -90,8 +90,9 @@ class HeldData(TextData):
 
 @dataclass(frozen=True, slots=True)
 class CountedData(TextData):
-    """Rows of documents over agreed words (CSR, float64); `context`: by which masks are among sites that were told the
-    same frequencies of these words.
+    """Rows of documents over agreed words (CSR, float64).
+
+    `context` binds the masks to the frequencies of these words that the sites received.
     """
 
     weighing: TextVectorizer | None = field(repr=False, default=None)
@@ -99,8 +100,9 @@ class CountedData(TextData):
 
 
 def run_key(key: bytes, run: str, roster: Roster) -> bytes:
-    """The key of words in one run among these signing keys: pads that follow from it hide what is sent once, so that no
-    two runs share one, nor those of one name in two federations.
+    """Derive the key for words in one run among these signing keys.
+
+    One-time pads follow from it, so no two runs may share it, nor runs of one name in two federations.
     """
     signing = [part for name, verifying in sorted(roster.items()) for part in (name, verifying)]
     return fingerprint("partsong words of a run", run, key, *signing)
@@ -108,7 +110,7 @@ def run_key(key: bytes, run: str, roster: Roster) -> bytes:
 
 @lru_cache(maxsize=1)
 def _held(documents: tuple[str, ...], words: Words, key: bytes) -> PartyWords:
-    """Read once in a process, as long as the texts stay as they are."""
+    """Read the words once per process while the texts are unchanged."""
     return PartyWords.of(documents, words, key)
 
 
@@ -116,7 +118,7 @@ def _held(documents: tuple[str, ...], words: Words, key: bytes) -> PartyWords:
 def _rows(
     documents: tuple[str, ...], words: Words, vocabulary: Any, frequencies: tuple[int, ...] | None, n_documents: int
 ) -> Any:
-    """Counted once in a process."""
+    """Count once per process."""
     weighing = TextVectorizer(words, vocabulary, None if frequencies is None else np.array(frequencies), n_documents)
     return weighing.weighed(weighing.counted(documents)).rows.astype(np.float64)
 
@@ -126,77 +128,81 @@ def _rows(
 LISTED = "vocabulary.txt"
 MOST_DOCUMENTS = 1 << 53
 NO_KEY = (
-    "A run over texts needs the key that sites share, and this site has none: whoever has a list of words could test "
-    "them. One site makes it (partsong federation shared-key) and gives it to the others out of band, not through "
-    "the server, and all join again with --shared-key."
+    "A run over texts needs the shared key, and this site has none: anyone with a list of words could test it against "
+    "the hashes. One site makes it (partsong federation shared-key) and gives it to the others out of band, not "
+    "through the server. Then all sites join again with --shared-key."
 )
 
 
-def facing(site: Site, texts: Texts, request: Request) -> Site:
-    """The site as it answers this request; refused where texts must not be worked on, but for the end of a run, which
-    brings the model to the site.
+def bind_run(site: Site, texts: Texts, request: Request) -> Site:
+    """Return the site with the data of the requested run.
+
+    Refuse if the texts must not be used, except for the end of a run, which brings the model to the site.
     """
     run = request.nonce.run
     if request.nonce.kind is Kind.NAMES:
-        raise RequestRefused("names", "Words of texts are not told to others, but by the agreement on words.")
+        raise RequestRefused("names", "Words of texts are sent only by the vocabulary agreement.")
     is_new = request.nonce.kind in (Kind.HELLO, Kind.START)
-    told = parse_experiment(request.note) if is_new else site.load_start(run).experiment
-    rule = Experiment.from_table(told).text_rule
+    settings = parse_experiment(request.note) if is_new else site.load_start(run).experiment
+    rule = Experiment.from_table(settings).text_rule
     if rule is None:
-        raise RequestRefused("texts", "This site holds texts, and the experiment has no table words. It is for tables.")
+        raise RequestRefused("texts", "This site holds texts, but the experiment has no table words: it is for tables.")
     is_end = request.nonce.kind is Kind.FINISH and not run.endswith(SUFFIX)
     if not is_end:
         _require_allowed(site, texts, rule)
     if run.endswith(SUFFIX):
-        return _agreeing(site, texts, rule, run)
+        return _in_agreement(site, texts, rule, run)
     name = f"{run}{SUFFIX}"
     if request.nonce.kind is Kind.START and (started := site.run_folder(name).load_start()) is not None:
         require_same_data(
             texts.held(rule, name, site.roster), started
         )  # these are the texts that words were agreed on over
-    return _counting(site, texts, rule, told, run)
+    return _in_main_run(site, texts, rule, settings, run)
 
 
-def require_table(told: Mapping[str, Any]) -> None:
-    """Refuse an experiment about texts where there is a table."""
-    if told.get("words") is not None:
+def require_table(settings: Mapping[str, Any]) -> None:
+    """Refuse an experiment on texts at a site with a table."""
+    if settings.get("words") is not None:
         raise RequestRefused(
             "texts",
-            "The experiment is about texts (it has a table words), and this site has joined with a table. Join with "
+            "The experiment is for texts (it has a table words), but this site joined with a table. Join with "
             "--text-column.",
         )
 
 
 def vocabulary_in(files: RunFolder, counted: Attempt | None, last: Message) -> Vocabulary:
-    """What a site makes of the end of an agreement: the words of its last work, and everybody's counts of them, for
-    each 0 ≤ df ≤ n, and n < 2⁵³, up to which masked sums are exact.
+    """Return the agreed vocabulary: the words of the site's last step and the summed document frequencies.
+
+    Require 0 ≤ df ≤ n for each word, and n < 2⁵³, up to which secure sums are exact.
     """
     worked = None if counted is None else files.load_work(counted)
     party = None if worked is None else worked.state
     if not isinstance(party, AgreementPartyState) or party.agreed is None:
-        raise RequestRefused("out-of-step", "The agreement on words has ended before its last step was answered here.")
+        raise RequestRefused("out-of-step", "The vocabulary agreement ended before this site answered its last step.")
     try:
-        with np.errstate(invalid="ignore"):  # what is no number comes out below 0
+        with np.errstate(invalid="ignore"):  # NaN becomes a value below 0
             agreed = agreed_vocabulary(party, last)
         inverse_frequencies(agreed.documents, agreed.n_documents)
         if agreed.n_documents >= MOST_DOCUMENTS:
-            raise ParameterError("more documents than can be counted")
+            raise ParameterError("too many documents")
     except DataError:
         raise
     except (PartsongError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise RequestRefused("protocol", f"The end of the agreement cannot be used ({type(error).__name__}).") from None
+        raise RequestRefused(
+            "protocol", f"The result of the vocabulary agreement is invalid ({type(error).__name__})."
+        ) from None
     return agreed
 
 
 def has_own_counts(agreed: Vocabulary, held: PartyWords) -> bool:
-    """Whether counts can be sums with this site's in them: 0 ≤ df − df_p ≤ n − n_p for each word."""
+    """Return whether the sums can include this site's counts: 0 ≤ df − df_p ≤ n − n_p for each word."""
     own = held.frequencies_in({word: column for column, word in enumerate(agreed.words)})
     others, elsewhere = np.asarray(agreed.documents) - own, agreed.n_documents - held.n_documents
     return bool(others.min() >= 0 and others.max() <= elsewhere)
 
 
 def keep_vocabulary(folder: Path, weighing: TextVectorizer) -> None:
-    """The words beside the result of a run, one a line in the order of the columns: for its owner alone."""
+    """Write the words next to the result of a run, one per line in column order; readable by the owner only."""
     listed = "".join(f"{word}\n" for word in weighing.names)
     write_bytes(folder / LISTED, listed.encode("utf-8", "surrogatepass"), private=True)
 
@@ -204,32 +210,34 @@ def keep_vocabulary(folder: Path, weighing: TextVectorizer) -> None:
 def _require_allowed(site: Site, texts: Texts, rule: TextRule) -> None:
     site.policy.words.require(rule)
     if site.policy.columns is not None:
-        raise RequestRefused(
-            "words", "site.toml names columns that may leave, which texts do not have. Remove that line."
-        )
+        raise RequestRefused("words", "site.toml sets columns, which texts do not have. Remove that line.")
     if not texts.key:
         raise RequestRefused("no-shared-key", NO_KEY)
     if site.roster is None:
         raise RequestRefused(
-            "roster", "Sites agree on words by masked sums among parties of a pinned roster; there is none."
+            "roster",
+            "Sites agree on words by secure sums among parties of a pinned roster, and this site has no roster.",
         )
 
 
-def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
-    """The site in an agreement. All parties are in every sum, also where some of them are drawn for each round after
-    that: two sums that differ by one party would tell its words to whoever has the key.
+def _in_agreement(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
+    """Return the site in a vocabulary agreement.
+
+    All parties are in every sum, even if later rounds sample parties: two sums that differ by one party would reveal
+    its words to anyone with the key.
     """
     roster = restrict_roster(site.roster, site.run_folder(run).load_start())
     policy = replace(site.policy, minimum_parties=max(site.policy.minimum_parties, len(roster or ())))
 
-    def build(told: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
-        """The plan of the agreement, for an experiment that the site would take part in."""
-        plan = site.build(told, n_parties, roster)
+    def build(settings: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
+        """Build the plan of the agreement for an experiment that the site accepts."""
+        plan = site.build(settings, n_parties, roster)
         site.policy.require(plan.request, site.data.n_rows)
         site.policy.require_mask_bound(plan.mask_bound)
         if n_parties < 3 or rule.min_parties > n_parties:
             raise RequestRefused(
-                "parties", f"{n_parties} parties cannot agree on words at {rule.min_parties} of at least 3."
+                "parties",
+                f"{n_parties} parties cannot agree on words with min_parties = {rule.min_parties}; at least 3 are needed.",
             )
         request, masks = replace(plan.request, parties=n_parties), secure_sum_for_words(n_parties, roster)
         return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
@@ -237,19 +245,20 @@ def _agreeing(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
     return replace(site, texts=None, data=texts.held(rule, run, roster), policy=policy, roster=roster, build=build)
 
 
-def _counting(site: Site, texts: Texts, rule: TextRule, told: Mapping[str, Any], run: str) -> Site:
+def _in_main_run(site: Site, texts: Texts, rule: TextRule, settings: Mapping[str, Any], run: str) -> Site:
     agreed = site.run_folder(f"{run}{SUFFIX}").load_vocabulary()
     if agreed is None:
-        told_at = (
-            f"Sites have not agreed on words for {run!r}, or this one has not heard the end of it, or has lost its "
-            f"files: that takes this site's own copy of runs/{run}{SUFFIX}/vocabulary, or else a new run."
+        reason = (
+            f"This site has no vocabulary for {run!r}: the agreement did not finish here, or its files are lost. "
+            f"Restore runs/{run}{SUFFIX}/vocabulary from a backup, or start a new run."
         )
-        raise RequestRefused("no-words", told_at)
-    if dict(agreed.experiment) != dict(told):
-        raise RequestRefused("conflict", "Words were agreed on for this run with other settings.")
+        raise RequestRefused("no-words", reason)
+    if dict(agreed.experiment) != dict(settings):
+        raise RequestRefused("conflict", "The vocabulary of this run was agreed on with other settings.")
     if agreed.rows != len(texts.documents):
         raise RequestRefused(
-            "layout", f"Words were agreed on over {agreed.rows} texts; there are {len(texts.documents)}."
+            "layout",
+            f"The vocabulary was agreed on over {agreed.rows} texts, but there are {len(texts.documents)} now.",
         )
     context = vocabulary_context(agreed.vocabulary.documents, agreed.vocabulary.n_documents)
     return replace(site, texts=None, data=replace(texts.counted(rule.weighing(agreed.vocabulary)), context=context))
@@ -264,7 +273,7 @@ def long_words_note(party: Any, program: Any) -> str:
     return (
         f"{party.n_too_long} different words here, each in at least {program.min_documents} of the texts, have more "
         f"than {program.longest} bytes of UTF-8, the max_word_bytes of the experiment. They take no part in the "
-        "agreement, are not in the model, and the server is not told of them. If they matter, ask the coordinator for "
+        "agreement, are not in the model, and the server does not learn of them. If they matter, ask the coordinator for "
         "a new run with a larger max_word_bytes."
     )
 

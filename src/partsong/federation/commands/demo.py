@@ -1,4 +1,5 @@
-"""A federation on one machine, with all that a real one has: TLS, keys, a roster, masked sums, a site that is killed.
+"""`partsong federation demo`: a complete federation on one machine, with TLS, keys, a roster, secure aggregation and a
+site that is killed.
 
 It ends by comparing the model, bit for bit, with the same run in one process.
 """
@@ -52,13 +53,13 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Processes:
-    """Processes of their own groups, each with a log; whoever is left in the end is killed with all its children."""
+    """Background processes in their own process groups, each with a log."""
 
     folder: Path
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, *words: str | Path) -> None:
-        """`partsong federation …`, in the background."""
+        """Start `partsong federation …` in the background."""
         command = [sys.executable, "-m", "partsong", "federation", *map(str, words)]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -66,14 +67,14 @@ class Processes:
             )
 
     def kill(self, name: str) -> None:
-        """As a power cut does."""
+        """Kill a process and its children, like a power cut."""
         process = self.running.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def require(self, name: str) -> None:
-        """Say what a process has last said, where it has ended."""
+        """Raise with the end of its log if a process has ended."""
         if self.running[name].poll() is not None:
             last = (self.folder / f"{name}.log").read_text(errors="replace")[-800:]
             raise PartyError(f"The process of {name!r} has ended: {last}")
@@ -81,7 +82,7 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path) -> Iterator[Processes]:
-    """None of them is left when this ends, in whatever way."""
+    """Yield a set of processes, and end all of them on exit."""
     made = Processes(folder)
     try:
         yield made
@@ -101,55 +102,55 @@ DEMO = examples("partsong federation demo", "partsong federation demo --keep her
 @handle_errors
 def demo(
     keep: Annotated[
-        Path | None, typer.Option(help="A new folder in which all files stay.", show_default="nothing stays")
+        Path | None, typer.Option(help="Keep all files in this new folder.", show_default="files are deleted")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A federation on this machine, with one site killed on the way; ends by comparing bits with one process."""
+    """Run a federation on this machine, kill one site, and compare the model bit for bit with one process."""
     if keep is not None and keep.exists():
-        raise FileError(f"--keep {keep}: there is something already. Name a new folder.")
+        raise FileError(f"--keep {keep} exists already. Pass a new folder.")
     with TemporaryDirectory() as scratch:
         folder = keep or Path(scratch) / "demo"
         folder.mkdir(parents=True)
-        told = run_demo(folder.resolve(), lambda line: typer.echo(line, err=as_json))
+        result = run_demo(folder.resolve(), lambda line: typer.echo(line, err=as_json))
     if as_json:
-        put_json(told)
-    if not told["is_same"]:
+        put_json(result)
+    if not result["is_same"]:
         raise typer.Exit(BAD_INPUT)
 
 
 def run_demo(folder: Path, tell: Tell) -> dict[str, Any]:
-    """In a new folder; how long it took, and whether the bits are the same."""
+    """Run the demo in a new folder; return its duration and whether the bits are equal."""
     require_flower()
     began = time.perf_counter()
     server, sites = set_up(folder)
     tell(f"Made a federation of {len(sites)} sites, with keys and a roster: {server.roster().fingerprint}")
     with processes(folder) as running:
         start_server(running, server, lambda: warm(sites))
-        tell(f"The server runs at {server.address}, with TLS; it lets in nodes that it knows.")
+        tell(f"The server runs at {server.address} with TLS and accepts registered nodes only.")
         with open_control(server) as control:
             register(control, server)
             for site in sites.values():
                 start_node(running, site)
             wait_for(running, control, server, NAMES)
-            tell("All nodes are there. Running: " + EXPERIMENT.strip().replace("\n", ", "))
+            tell("All nodes are connected. Running: " + EXPERIMENT.strip().replace("\n", ", "))
             experiment = folder / "experiment.toml"
             experiment.write_text(EXPERIMENT)
             running.start("run", "run", experiment, "--folder", server.path, "--name", "demo", "--json")
-            _disturbed(running, server, sites[VICTIM], tell)
+            _follow_and_kill(running, server, sites[VICTIM], tell)
         code = running.running["run"].wait(PATIENCE)
     if code != 0:
-        raise PartyError(f"The run has ended with {code}: {(folder / 'run.log').read_text()[-800:]}")
+        raise PartyError(f"The run ended with exit code {code}: {(folder / 'run.log').read_text()[-800:]}")
     is_same = compare(server, sites, "demo")
     seconds = time.perf_counter() - began
-    tell(f"The model is {'' if is_same else 'NOT '}the same, bit for bit, as that of one process. {seconds:.0f} s")
+    tell(f"The model is {'' if is_same else 'NOT '}bit for bit equal to that of one process. {seconds:.0f} s")
     tell(str(_exposure(sites)))
-    told = json.loads((folder / "run.log").read_text().splitlines()[-1])
-    return {"is_same": is_same, "seconds": seconds, "rounds": told["rounds"], "absent": told["absent"]}
+    result = json.loads((folder / "run.log").read_text().splitlines()[-1])
+    return {"is_same": is_same, "seconds": seconds, "rounds": result["rounds"], "absent": result["absent"]}
 
 
 def set_up(folder: Path, names: tuple[str, ...] = NAMES) -> tuple[ServerFolder, dict[str, SiteFolder]]:
-    """What coordinator and sites do by hand, without the telephone."""
+    """Do what coordinator and sites do by hand, without the phone calls."""
     server = ServerFolder.made(folder / "server", "demo", f"127.0.0.1:{free_port()}")
     sites = {}
     for name in names:
@@ -162,21 +163,21 @@ def set_up(folder: Path, names: tuple[str, ...] = NAMES) -> tuple[ServerFolder, 
 
 
 def site_of(folder: Path, server: ServerFolder, name: str) -> SiteFolder:
-    """A site with rows and keys, which nobody knows yet."""
+    """Make a site with rows and keys that is not admitted yet."""
     kit = server.invite(name, folder / f"{name}.zip")
     np.save(folder / f"{name}.npy", rows_of(name))
     return SiteFolder.joining(folder / f"site-{name}", Kit.read(kit), folder / f"{name}.npy", {})
 
 
 def warm(sites: dict[str, SiteFolder]) -> None:
-    """One round in this process: kernels are then compiled, once for all processes, and in the cache."""
+    """Run one round in this process, so that compiled kernels are cached for all processes."""
     plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).to_dict(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name, 20)), 1) for name in sorted(sites)]
     next(iter(Sequential().run(plan.program, shards, Schedule(1, 1), reduction=PlainReduction())))
 
 
 def start_server(running: Processes, server: ServerFolder, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Until it can be reached."""
+    """Start the server and wait until it accepts connections."""
     running.start("server", "serve", "--folder", server.path)
     meanwhile()
     host, port = require_address(server.address)
@@ -188,23 +189,23 @@ def start_server(running: Processes, server: ServerFolder, meanwhile: Callable[[
             return
         except OSError:
             time.sleep(0.2)
-    raise PartyError(f"The server did not begin in {PATIENCE:.0f} s.")
+    raise PartyError(f"The server did not start within {PATIENCE:.0f} s.")
 
 
 def start_node(running: Processes, site: SiteFolder) -> None:
-    """As a site does, also after it was killed."""
+    """Start a node, also after it was killed."""
     kit = running.folder / f"{site.site}.zip"
     running.start(site.site, "join", kit, "--folder", site.path, "--yes")
 
 
 def register(control: ServerControl, server: ServerFolder) -> None:
-    """As `admit` does."""
+    """Register all nodes, like `admit`."""
     for site, card in server.cards().items():
         server.set_node(site, control.register(card.node_key, site))
 
 
 def wait_for(running: Processes, control: ServerControl, server: ServerFolder, names: tuple[str, ...]) -> None:
-    """Until the nodes of these sites are there."""
+    """Wait until the nodes of these sites are connected."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         nodes = control.nodes()
@@ -213,11 +214,11 @@ def wait_for(running: Processes, control: ServerControl, server: ServerFolder, n
         for name in names:
             running.require(name)
         time.sleep(0.5)
-    raise PartyError(f"Not all nodes were there after {PATIENCE:.0f} s.")
+    raise PartyError(f"Not all nodes connected within {PATIENCE:.0f} s.")
 
 
 def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> bool:
-    """Whether one process, with the participation that was recorded, gives the same bits."""
+    """Return whether one process with the recorded participation gives the same bits."""
     place = server.known_run(run)
     experiment, record = Experiment.read(place.experiment), Journal(place.state).load()
     if record is None:
@@ -233,39 +234,39 @@ def compare(server: ServerFolder, sites: dict[str, SiteFolder], run: str) -> boo
 
 
 def _exposure(sites: dict[str, SiteFolder]) -> PartyExposure:
-    """What the run has given away of the site that it is worst for, by the law."""
+    """Return the exposure of the most exposed site."""
     plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).to_dict(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name))) for name in sorted(sites)]
     return worst_party(exposures_of(plan.program, shards, plan.exchanges).values())
 
 
 def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:
-    """Rows of one site: three parts, and some noise."""
+    """Rows of one site: three components plus noise."""
     rng = stream(7, "federation demo", name)
     parts = stream(7, "federation demo parts").gamma(0.5, size=(3, n_columns))
     return rng.gamma(0.5, size=(n_rows, 3)) @ parts + 0.05 * rng.random((n_rows, n_columns))
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
+    """Return an unused port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _disturbed(running: Processes, server: ServerFolder, site: SiteFolder, tell: Tell) -> None:
-    """Follow the run; kill a site after the first round, and start it again."""
-    place, told, until = server.run("demo"), 0, time.monotonic() + 2 * PATIENCE
+def _follow_and_kill(running: Processes, server: ServerFolder, site: SiteFolder, tell: Tell) -> None:
+    """Follow the run, kill a site after the first round, and restart it."""
+    place, shown, until = server.run("demo"), 0, time.monotonic() + 2 * PATIENCE
     while running.running["run"].poll() is None and time.monotonic() < until:
         lines = place.progress.read_text().splitlines() if place.progress.exists() else []
-        for line in lines[told:]:
+        for line in lines[shown:]:
             found = json.loads(line)
             tell(f"Exchange {found['round']} of {found['rounds']}: {', '.join(found['participants'])}")
-        if lines and told == 0:
+        if lines and shown == 0:
             running.kill(site.site)
-            tell(f"Killed {site.site} (kill -9), and started it again.")
+            tell(f"Killed {site.site} (kill -9) and restarted it.")
             start_node(running, site)
-        told = len(lines)
+        shown = len(lines)
         time.sleep(0.3)
     if running.running["run"].poll() is None:
         raise PartsongError("The run took too long.")

@@ -1,12 +1,12 @@
 """Certificates, rosters, startup kits and shared keys of a federation.
 
-Startup kits: what a site gets from the coordinator to join. Nothing in one is secret; it has to arrive unchanged.
+A startup kit is what a site gets from the coordinator to join. It holds no secret, but must arrive unchanged.
 
-kit.toml      federation, site, address, fingerprint of the authority, the coordinator's signing key, fingerprint of
-              the roster once there is one
-ca.crt        the federation's authority
-roster.toml   who takes part, once that is known
-README.txt    what to do with it
+kit.toml      federation, site, address, fingerprint of the certificate authority, the coordinator's signing key,
+              fingerprint of the roster once there is one
+ca.crt        the federation's certificate authority
+roster.toml   the sites, once they are known
+README.txt    instructions
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from partsong.secure_aggregation import crypto
 
 # ---- certificates -----------------------------------------------------------------------------------------------
 #
-# TLS for a federation: an authority of its own, and a certificate for its server. Sites trust that authority alone.
+# TLS: the federation has its own certificate authority, which signs the server's certificate. Sites trust only it.
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
@@ -52,7 +52,7 @@ class Pair:
 
 
 def new_authority(federation: str) -> Pair:
-    """A self-signed certificate that can sign others."""
+    """Make a self-signed certificate that can sign others."""
     x509 = _x509()
     key, subject = _new_key(), _name(f"partsong federation {federation}"[:64])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -64,7 +64,7 @@ def new_authority(federation: str) -> Pair:
 
 
 def new_server_certificate(authority: Pair, host: str) -> Pair:
-    """For a server that is reached as `host`, and by those on its own machine; of an authority that is a pair."""
+    """Make a certificate for a server reached as `host` and from its own machine, signed by an authority."""
     x509 = _x509()
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -81,7 +81,7 @@ def new_server_certificate(authority: Pair, host: str) -> Pair:
 
 
 def new_node_key() -> bytes:
-    """A P-384 key by which a node is known, in the form of SSH."""
+    """Make a P-384 key that identifies a node, in OpenSSH format."""
     _x509()
     from cryptography.hazmat.primitives import serialization as forms
 
@@ -89,25 +89,25 @@ def new_node_key() -> bytes:
 
 
 def public_node_key(private: bytes) -> str:
-    """The public part of a node's key; FormatError where it is none."""
+    """Return the public part of a node's key; FormatError if it is invalid."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization as forms
 
     try:
         public = forms.load_ssh_private_key(private, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FormatError(f"This is not the key of a node: {error}.") from error
+        raise FormatError(f"Not the key of a node: {error}.") from error
     return public.public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH).decode()
 
 
 def days_left(certificate: bytes) -> float:
-    """How long a certificate is still valid; negative where it is not any more."""
+    """Return the days until a certificate expires; negative after that."""
     until: datetime = _read(certificate).not_valid_after_utc
     return (until - datetime.now(UTC)) / timedelta(days=1)
 
 
 def are_pair(certificate: bytes, key: bytes) -> bool:
-    """Whether a private key is that of a certificate; one that cannot be read is not."""
+    """Return whether a private key matches a certificate; unreadable ones do not match."""
     from cryptography.hazmat.primitives import serialization as forms
 
     try:
@@ -117,18 +117,18 @@ def are_pair(certificate: bytes, key: bytes) -> bool:
 
 
 def fingerprint(certificate: bytes) -> str:
-    """SHA-256 of a certificate, in hexadecimal, for reading out."""
+    """Return the SHA-256 of a certificate in hexadecimal."""
     from cryptography.hazmat.primitives import hashes
 
     return str(_read(certificate).fingerprint(hashes.SHA256()).hex())
 
 
 def _read(certificate: bytes) -> Any:
-    """From PEM; FormatError where it is none."""
+    """Load a PEM certificate; FormatError if it is invalid."""
     try:
         return _x509().load_pem_x509_certificate(certificate)
     except ValueError as error:
-        raise FormatError("A certificate cannot be read. Take it from its source again.") from error
+        raise FormatError("Unreadable certificate. Copy it from its source again.") from error
 
 
 def _x509() -> Any:
@@ -136,7 +136,7 @@ def _x509() -> Any:
         from cryptography import x509
     except ImportError as error:
         raise MissingExtra(
-            "Certificates and keys need the package cryptography. Install it with: pip install 'partsong[flower]'"
+            "Certificates and keys need the package cryptography. Run pip install 'partsong[flower]'"
         ) from error
     return x509
 
@@ -178,7 +178,7 @@ def _signed(built: Any, key: Any, signing: Any) -> Pair:
 
 
 def read_file(path: Path, way_out: str) -> bytes:
-    """What is in a file; FileError with the way out where it cannot be read."""
+    """Read a file; FileError with advice if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -186,39 +186,39 @@ def read_file(path: Path, way_out: str) -> bytes:
 
 
 def read_certificate(path: Path, way_out: str) -> bytes:
-    """The certificate in a file; an error with the way out where it is gone, or damaged."""
+    """Read the certificate in a file; an error with advice if it is lost or damaged."""
     found = read_file(path, way_out)
     try:
         _read(found)
     except FormatError as error:
-        raise FormatError(f"{path} is damaged: no certificate is in it. {way_out}") from error
+        raise FormatError(f"{path} is damaged: it holds no certificate. {way_out}") from error
     return found
 
 
 def make_private(path: Path) -> None:
-    """Make a folder that its owner alone can read, or take what others may do in it away."""
+    """Make a folder that only its owner can access, or restrict an existing one."""
     make_folder(path)
     try:
         path.chmod(0o700)
     except OSError as error:
         raise FileError(
-            f"{path} cannot be kept from other accounts: {error.strerror or error}. Choose a folder of your own."
+            f"{path} cannot be made private: {error.strerror or error}. Choose a folder that you own."
         ) from error
 
 
 # ---- roster -----------------------------------------------------------------------------------------------------
 #
-# Cards and rosters: who is known by which keys. A roster's fingerprint is what sites compare, by telephone.
+# Cards and rosters: names and public keys. Sites compare the fingerprint of a roster out of band, for example by phone.
 #
-# A site that has pinned a roster takes part in sums with exactly these parties: once sites that know each other have
-# compared it, a server cannot invent sites.
+# A site that has pinned a roster takes part only in sums over exactly these parties: once sites that know each other
+# have compared it, a server cannot invent sites.
 
 KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a site tells of itself: nothing in it is secret, but it has to arrive unchanged."""
+    """Name and public keys of a site. Not secret, but must arrive unchanged."""
 
     federation: str
     site: str
@@ -237,21 +237,21 @@ class Card:
         except Exception:
             is_sound = False
         if not is_sound:
-            raise FormatError("node_key is not a key on a NIST curve. Ask the site for its card once more.")
+            raise FormatError("node_key is not a key on a NIST curve. Ask the site for its card again.")
 
     @staticmethod
     def read(path: Path) -> Card:
-        """From a file."""
-        return load_toml(path, Card, error=FormatError, way_out="Ask the site for its card once more.")
+        """Load from a file."""
+        return load_toml(path, Card, error=FormatError, way_out="Ask the site for its card again.")
 
     def save(self, path: Path) -> None:
-        """To a file."""
+        """Save to a file."""
         save_toml(path, self)
 
 
 @dataclass(frozen=True, slots=True)
 class RosterFile:
-    """roster.toml: keys in hexadecimal, and the fingerprint that they have."""
+    """roster.toml: keys in hexadecimal, and their fingerprint."""
 
     federation: str
     fingerprint: str
@@ -262,8 +262,8 @@ class RosterFile:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The roster of a federation: names of sites and the keys that they sign with, the coordinator's key, and the
-    fingerprint of the authority behind its server's certificate. Whoever compares one fingerprint has compared all.
+    """The roster of a federation: names and signing keys of sites, the coordinator's key, and the fingerprint of the
+    certificate authority. Comparing its fingerprint compares all of them.
     """
 
     federation: str
@@ -278,14 +278,14 @@ class Listed:
         for name, key in sorted(self.keys.items()):
             if key in owners:
                 raise ParameterError(
-                    f"The roster has one key for {owners[key]} and for {name}: they would be one party under two "
-                    "names. Do not use it, and call the sites that it names."
+                    f"The roster lists the same key for {owners[key]} and for {name}: one party under two names. Do "
+                    "not use it; call the sites that it lists."
                 )
             owners[key] = name
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over all of it: eight groups of eight letters."""
+        """SHA-256 of the whole roster, as eight groups of eight hexadecimal digits."""
         parts = [part for name in sorted(self.keys) for part in (name, self.keys[name])]
         heading = ("partsong roster", self.federation, self.coordinator, self.authority)
         digest = crypto.fingerprint(*heading, *parts).hex()
@@ -293,34 +293,36 @@ class Listed:
 
     @staticmethod
     def read(path: Path) -> Listed:
-        """From a file; one whose fingerprint is not that of its keys is damaged."""
-        file = load_toml(path, RosterFile, error=FormatError, way_out="Ask the coordinator for the roster once more.")
+        """Load from a file; refuse one whose fingerprint does not match its keys."""
+        file = load_toml(path, RosterFile, error=FormatError, way_out="Ask the coordinator for the roster again.")
         keys = {name: key_in(key) for name, key in sorted(file.sites.items())}
         found = Listed(file.federation, keys, key_in(file.coordinator), file.authority)
         if found.fingerprint != file.fingerprint:
-            raise FormatError(f"{path}: its fingerprint is not that of its keys: it was changed. Do not use it.")
+            raise FormatError(
+                f"{path}: the fingerprint does not match the keys, so the file was changed. Do not use it."
+            )
         return found
 
     def written(self) -> bytes:
-        """As the contents of a file."""
+        """Return the contents of roster.toml."""
         sites = {name: self.keys[name].hex() for name in sorted(self.keys)}
         file = RosterFile(self.federation, self.fingerprint, self.coordinator.hex(), self.authority, sites)
         return format_toml(file).encode()
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Whether two are the same to people: dashes, blanks and capitals do not count."""
+    """Compare two fingerprints, ignoring dashes, blanks and case."""
     return re.sub(r"[-:\s]", "", one).lower() == re.sub(r"[-:\s]", "", other).lower()
 
 
 def key_in(text: str) -> bytes:
-    """A signing key from its hexadecimal letters."""
+    """Parse a signing key from hexadecimal digits."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise FormatError("A signing key is 64 hexadecimal letters, and this is something else. Ask for it once more.")
+        raise FormatError("A signing key must be 64 hexadecimal digits. Ask for it again.")
     return key
 
 
@@ -329,33 +331,31 @@ def key_in(text: str) -> bytes:
 FILES = ("kit.toml", "ca.crt", "roster.toml", "README.txt")
 MOST_BYTES = 1 << 20
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError)
-ASK_AGAIN = "Ask for the kit once more."
+ASK_AGAIN = "Ask for the kit again."
 HOST = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 README = """You are invited as {site!r} to the federation {federation!r}.
 
 1. Install:        pip install "partsong[flower]"
 2. Join:           partsong federation join {kit} --data YOUR-DATA --shared-key KEY-FILE
-   KEY-FILE holds the key that the sites share and the coordinator does not know; without one leave --shared-key out.
-   One of you makes it, and tells the others:  partsong federation shared-key
-   Of texts (.csv, .tsv, .jsonl, .txt, or a folder of .txt files) name their column as well:  --text-column text
-   They need the shared key.
-   The command checks your data, shows what would be sent, asks, and makes your keys. They never leave your machine.
-3. Send back the file card.toml that it names, over a channel that others cannot write to.
-4. You then get roster.toml. Compare its fingerprint BY TELEPHONE with two other sites that you know, not with the
-   coordinator alone, who has made it; look whether you know all that it names, and start your node:
+   KEY-FILE holds the key that the sites share and the coordinator does not know. Without one, omit --shared-key.
+   One site makes it and gives it to the others out of band:  partsong federation shared-key
+   For texts (.csv, .tsv, .jsonl, .txt, or a folder of .txt files), pass their column too:  --text-column text
+   Texts need the shared key.
+   The command checks your data, shows what would be sent, asks, and makes your keys, which never leave your machine.
+3. Send the file card.toml back to the coordinator over an authenticated channel.
+4. You then receive roster.toml. Compare its fingerprint BY PHONE with two other sites that you know, not only with the
+   coordinator, who made it. Check that you know all sites it lists, and start your node:
                    partsong federation join {kit} --roster roster.toml
 
-Authority (SHA-256): {authority}
-Server:              {address}    (your node calls out to it; nobody calls in)
+Certificate authority (SHA-256): {authority}
+Server:                          {address}    (your node connects to it; it needs no open port)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KitFile:
-    """kit.toml: fingerprints of the authority and of the roster, and the key that the coordinator signs requests with,
-    in hexadecimal.
-    """
+    """kit.toml: fingerprints of authority and roster, and the coordinator's signing key, in hexadecimal."""
 
     federation: str
     site: str
@@ -371,7 +371,7 @@ class KitFile:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """Where to go, whom to trust, and under which name."""
+    """A startup kit: server address, authority, coordinator's key, and the site's name."""
 
     federation: str
     site: str
@@ -381,11 +381,11 @@ class Kit:
     roster: Listed | None = None
 
     def save(self, path: Path) -> None:
-        """As a .zip."""
+        """Save as a .zip."""
         own = (self.federation, self.site, self.address, fingerprint(self.authority), self.coordinator.hex())
-        told = KitFile(*own, self.roster.fingerprint if self.roster else "")
-        readme = README.format(kit=quote(path.name), **asdict(told))
-        files = {"kit.toml": format_toml(told).encode(), "ca.crt": self.authority, "README.txt": readme.encode()}
+        file = KitFile(*own, self.roster.fingerprint if self.roster else "")
+        readme = README.format(kit=quote(path.name), **asdict(file))
+        files = {"kit.toml": format_toml(file).encode(), "ca.crt": self.authority, "README.txt": readme.encode()}
         if self.roster:
             files["roster.toml"] = self.roster.written()
         packed = io.BytesIO()
@@ -396,7 +396,7 @@ class Kit:
 
     @staticmethod
     def read(path: Path) -> Kit:
-        """From a .zip, or from the folder that it was unpacked to."""
+        """Load from a .zip or an unpacked folder."""
         if path.is_dir():
             return _in_folder(path)
         with TemporaryDirectory() as scratch:
@@ -405,14 +405,14 @@ class Kit:
 
 
 def require_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port"."""
+    """Parse "host:port"."""
     host, _, port = address.rpartition(":")
     inner = host[1:-1] if host.startswith("[") and host.endswith("]") else ""
     is_port = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     if not is_port or not (_is_version_6(inner) if inner else HOST.fullmatch(host)):
         raise ParameterError(
-            f"{address[:100]!r} is no address. Give host:port, such as nmf.example.org:8443, 192.0.2.1:8443 or "
-            "[2001:db8::1]:8443, without https://, and other letters as in xn--mnchen-3ya.de:8443."
+            f"Invalid address {address[:100]!r}. Use host:port without https://, such as nmf.example.org:8443, "
+            "192.0.2.1:8443 or [2001:db8::1]:8443; non-ASCII names as in xn--mnchen-3ya.de:8443."
         )
     return inner or host, int(port)
 
@@ -425,38 +425,38 @@ def _is_version_6(host: str) -> bool:
 
 
 def _in_folder(folder: Path) -> Kit:
-    told = load_toml(folder / "kit.toml", KitFile, error=FormatError, way_out=ASK_AGAIN)
+    file = load_toml(folder / "kit.toml", KitFile, error=FormatError, way_out=ASK_AGAIN)
     authority = read_certificate(folder / "ca.crt", ASK_AGAIN)
     if days_left(authority) < 0:
-        raise FormatError(f"{folder / 'ca.crt'}: the authority has expired. Ask for a new kit.")
-    if fingerprint(authority) != told.authority:
-        raise FormatError(f"{folder / 'ca.crt'} is not the certificate that kit.toml names. {ASK_AGAIN}")
+        raise FormatError(f"{folder / 'ca.crt'}: the certificate authority has expired. Ask for a new kit.")
+    if fingerprint(authority) != file.authority:
+        raise FormatError(f"{folder / 'ca.crt'} does not match kit.toml. {ASK_AGAIN}")
     roster = Listed.read(folder / "roster.toml") if (folder / "roster.toml").exists() else None
-    return Kit(told.federation, told.site, told.address, authority, key_in(told.coordinator), roster)
+    return Kit(file.federation, file.site, file.address, authority, key_in(file.coordinator), roster)
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Only files that a kit has, none longer than they can be, and none by a path of its own."""
+    """Unpack only the files of a kit, with limited sizes and no paths of their own."""
     try:
         with zipfile.ZipFile(path) as archive:
             for one in archive.infolist():
                 if one.filename not in FILES or one.file_size > MOST_BYTES:
-                    raise FormatError(f"{path} holds what no kit holds. {ASK_AGAIN}")
+                    raise FormatError(f"{path} is not a startup kit. {ASK_AGAIN}")
                 with archive.open(one) as file:
                     (folder / one.filename).write_bytes(file.read(MOST_BYTES))
     except FileNotFoundError as error:
-        raise FileError(f"{path}: there is no such kit. Check the path.") from error
+        raise FileError(f"{path}: no such kit. Check the path.") from error
     except DAMAGED as error:
         if isinstance(error, FileError):
             raise
-        raise FormatError(f"{path} is neither a kit's folder nor its .zip: {error}. {ASK_AGAIN}") from error
+        raise FormatError(f"{path} is neither the folder nor the .zip of a kit: {error}. {ASK_AGAIN}") from error
 
 
 # ---- shared key -------------------------------------------------------------------------------------------------
 #
-# The key that sites share and the server does not know: names of columns, and words of texts, are hashed with it.
+# The key that sites share and the server does not know; column names and words of texts are hashed with it.
 #
-# One site makes it, and tells the others by a way that does not lead through the server.
+# One site makes it and gives it to the others out of band, not through the server.
 #
 #     text = base32(16 random bytes | first 4 bytes of their SHA-256), in groups of four letters
 
@@ -467,20 +467,20 @@ MISREAD = str.maketrans({"0": "O", "1": "I", "8": "B"})
 
 @dataclass(frozen=True, slots=True)
 class SharedKey:
-    """128 random bits, and what is derived from them for each purpose."""
+    """128 random bits, from which a key for each purpose is derived."""
 
     secret: bytes = field(repr=False)
 
     @staticmethod
     def made() -> SharedKey:
-        """A new one, from the operating system's randomness."""
+        """Draw a new key from the operating system's randomness."""
         return SharedKey(secrets.token_bytes(SECRET_BYTES))
 
     @staticmethod
     def read(text: str) -> SharedKey:
-        """From its text; blanks, dashes, small letters and an editor's byte order mark before it do not matter.
+        """Parse a key. Blanks, dashes, case and a leading byte order mark do not matter.
 
-        FormatError where a letter is wrong.
+        FormatError if a character is wrong.
         """
         written = text.removeprefix("\ufeff").upper()
         letters = "".join(letter for letter in written if not letter.isspace() and letter != "-").translate(MISREAD)
@@ -491,19 +491,19 @@ class SharedKey:
         secret, check = found[:SECRET_BYTES], found[SECRET_BYTES:]
         if len(found) != SECRET_BYTES + CHECK_BYTES or check != _check(secret):
             raise FormatError(
-                f"This is not a shared key: it has {LETTERS} letters and digits, and every single one counts. Compare "
-                "it with whoever made it (partsong federation shared-key)."
+                f"Not a shared key: a key has {LETTERS} letters and digits, with a checksum. Compare it with the site "
+                "that made it (partsong federation shared-key)."
             )
         return SharedKey(secret)
 
     @property
     def text(self) -> str:
-        """For reading out, or for a letter."""
+        """The key as text, in groups of four characters."""
         letters = base64.b32encode(self.secret + _check(self.secret)).decode()
         return "-".join(letters[start : start + 4] for start in range(0, LETTERS, 4))
 
     def key_for(self, purpose: str) -> bytes:
-        """32 bytes for one purpose, such as "columns"; keys for different purposes tell nothing of each other."""
+        """Derive 32 bytes for one purpose, such as "columns"; keys of different purposes are independent."""
         return crypto.fingerprint("partsong shared key", purpose, self.secret)
 
 

@@ -1,12 +1,12 @@
-"""The coordinator's folder: all that a federation is, on the machine of its server.
+"""The coordinator's folder: all files of a federation on the machine of its server.
 
 federation.toml       name and address
-ca.crt, ca.key        the authority            server.crt, server.key    what sites see
-control.key           who may start and stop runs here
-coordinator.key       what requests are signed with; sites have pinned its public part
+ca.crt, ca.key        certificate authority    server.crt, server.key    the server's TLS certificate
+control.key           permission to start and stop runs here
+coordinator.key       signs requests; sites have pinned its public part
 sites/NAME.toml       cards of sites           sites/NAME.node           the number of its node, once admitted
 roster.toml           names and keys, for all sites
-serials.json          the most releases that each site has told of, over all runs
+serials.json          the highest release count that each site has reported, over all runs
 kits/                 startup kits
 flower/               Flower's own files
 runs/NAME/            experiment.toml, state/, progress.jsonl, result.json, model.safetensors
@@ -50,17 +50,17 @@ from partsong.io.write import write_bytes, write_text
 CONTROL_BYTES = 32
 CONTROL_KEY = re.compile(f"[0-9a-f]{{{2 * CONTROL_BYTES}}}".encode())
 WITHOUT_AUTHORITY = (
-    "Put your own copy back, or the ca.crt of any kit of this federation, which is the same file. No other can replace "
-    "it: sites trust this one alone."
+    "Restore your backup, or copy ca.crt from any kit of this federation; it is the same file. No other file can "
+    "replace it: sites trust only this authority."
 )
 WITHOUT_KEY = (
-    "If it is gone or damaged, put your own copy back: nothing can replace it, for sites trust its authority alone. "
-    "Without it the federation has to be made anew before the server's certificate expires."
+    "Restore your backup. Nothing can replace this key, because sites trust only its authority. Without it, make a new "
+    "federation before the server's certificate expires."
 )
-WITHOUT_COORDINATOR = "Without it no site answers: take it from a copy, or make the federation anew."
+WITHOUT_COORDINATOR = "Without it no site answers. Restore your backup, or make a new federation."
 WITHOUT_CONTROL = (
-    "Whoever reaches the port could start runs. Take the key from a copy, or write "
-    f"{2 * CONTROL_BYTES} random hexadecimal letters there."
+    "Without it, anyone who reaches the port could start runs. Restore your backup, or write "
+    f"{2 * CONTROL_BYTES} random hexadecimal digits there."
 )
 
 
@@ -78,7 +78,7 @@ class FederationFile:
 
 @dataclass(frozen=True, slots=True)
 class ServerFolder:
-    """That folder."""
+    """The coordinator's folder."""
 
     path: Path
     name: str
@@ -86,10 +86,10 @@ class ServerFolder:
 
     @staticmethod
     def made(path: Path, name: str, address: str) -> ServerFolder:
-        """A new one, with an authority, a certificate and a key for starting runs."""
+        """Make a new folder with an authority, a server certificate and keys."""
         file = FederationFile(name, address)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise FileError(f"{path} is not an empty folder; nothing was touched. Choose another name.")
+            raise FileError(f"{path} is not an empty folder. Nothing was changed. Choose another name.")
         authority = credentials.new_authority(name)
         for folder in (path, path / "sites", path / "kits", path / "runs", path / "flower"):
             make_private(folder)
@@ -104,50 +104,53 @@ class ServerFolder:
 
     @staticmethod
     def at(path: Path) -> ServerFolder:
-        """One that is there."""
+        """Open an existing folder."""
         if not (path / "federation.toml").exists():
             raise FileError(
-                f"{path} holds no federation. Give its folder with --folder, or make one: "
+                f"{path} holds no federation. Pass its folder with --folder, or make one: "
                 f"partsong federation init {quote(str(path))} --name NAME --address HOST:PORT"
             )
         file = load_toml(path / "federation.toml", FederationFile)
         return ServerFolder(path.resolve(), file.name, file.address)
 
     def renewed(self) -> None:
-        """A new key and certificate for the server, by the same authority: sites notice nothing. Whoever is killed
-        between the two files leaves a pair that is none, which `require_valid` notices; renewing once more mends it.
+        """Make a new key and certificate for the server by the same authority; sites need nothing new.
+
+        A kill between the two files leaves a mismatch that `require_valid` detects; renewing again fixes it.
         """
         authority = Pair(self.authority, read_file(self.path / "ca.key", WITHOUT_KEY))
         if not credentials.are_pair(authority.certificate, authority.key):
             raise FormatError(
-                f"{self.path / 'ca.key'} is not the key of {self.path / 'ca.crt'}: one of them is of another time, or "
-                f"damaged. Nothing was made. {WITHOUT_KEY}"
+                f"{self.path / 'ca.key'} does not match {self.path / 'ca.crt'}: one of them is outdated or damaged. "
+                f"Nothing was changed. {WITHOUT_KEY}"
             )
         self._certify(authority)
 
     def days_left(self) -> float:
-        """Days that the certificate is still valid; negative where it is not any more."""
+        """Days until the certificate expires; negative after that."""
         return credentials.days_left(read_certificate(self.path / "server.crt", self._make_anew))
 
     def require_valid(self) -> float:
-        """The same; FileError where it is not valid, or is not for the server's key, or the authority is gone."""
-        _ = self.authority  # Flower is given the file, and says less of it
+        """Return the days left; FileError if the certificate has expired or does not match the server's key, or the
+        authority is missing.
+        """
+        _ = self.authority  # Flower reads the file too, with a less helpful error
         left = self.days_left()
         if left < 0:
             raise FileError(
-                f"The server's certificate has expired {-left:.0f} days ago, and sites refuse it. Renew it with: "
+                f"The server's certificate expired {-left:.0f} days ago, and sites refuse it. Renew it: "
                 f"{self._renewing}"
             )
         self.require_pair()
         return left
 
     def require_pair(self) -> None:
-        """FileError where the certificate is not for the server's key."""
+        """Refuse a certificate that does not match the server's key."""
         certificate, key = (read_file(self.path / name, self._make_anew) for name in ("server.crt", "server.key"))
         if not credentials.are_pair(certificate, key):
             raise FileError(
-                f"{self.path / 'server.crt'} is not the certificate of {self.path / 'server.key'}: one of them is of "
-                f"another time, or damaged. Make both anew with: {self._renewing}"
+                f"{self.path / 'server.crt'} does not match {self.path / 'server.key'}: one of them is outdated or "
+                f"damaged. Renew both: {self._renewing}"
             )
 
     @property
@@ -156,21 +159,21 @@ class ServerFolder:
 
     @property
     def _make_anew(self) -> str:
-        return f"Make it anew with: {self._renewing}"
+        return f"Renew it: {self._renewing}"
 
     @property
     def authority(self) -> bytes:
-        """Its certificate; an error with the way out where that is gone, or damaged."""
+        """The certificate of the authority; an error if it is lost or damaged."""
         return read_certificate(self.path / "ca.crt", WITHOUT_AUTHORITY)
 
     @property
     def serials(self) -> Path:
-        """By which a site that was restored from an older copy is noticed; it stays when a site is removed."""
+        """Release counters, which reveal a site restored from an older backup; kept when a site is removed."""
         return self.path / "serials.json"
 
     @property
     def control_key(self) -> str:
-        """For starting and stopping runs; not for sites. FileError where it is not whole."""
+        """The key for starting and stopping runs, not for sites; FileError if it is damaged."""
         key = read_file(self.path / "control.key", WITHOUT_CONTROL)
         if not CONTROL_KEY.fullmatch(key):
             raise FileError(f"{self.path / 'control.key'} is not the key of this federation. {WITHOUT_CONTROL}")
@@ -178,17 +181,15 @@ class ServerFolder:
 
     @property
     def coordinator(self) -> bytes:
-        """What sites know the coordinator's signatures by."""
+        """The public key of the coordinator's signatures."""
         return public_key(self._secret(), COORDINATOR)
 
     def signed(self, transport: Transport) -> SignedTransport:
-        """The same transport, with requests that are signed here, and replies by the keys of the roster."""
+        """Wrap a transport: sign requests, and verify replies with the keys of the roster."""
         return SignedTransport(transport, signer(self._secret(), COORDINATOR), self._known())
 
     def over_files(self, exchange_folder: Path, run: str) -> FolderTransport:
-        """The same, for a run, over a folder in which requests are dropped and replies are picked up. Other runs that
-        are being worked on may use that folder at the same time.
-        """
+        """Return a signed transport for a run over an exchange folder. Other runs may use the folder too."""
 
         def others() -> list[str]:
             return [name for name in self.runs() if name != run and is_held(self.run(name).lock)]
@@ -204,50 +205,51 @@ class ServerFolder:
         return int.from_bytes(read_file(self.path / "coordinator.key", WITHOUT_COORDINATOR), "little")
 
     def cards(self) -> dict[str, Card]:
-        """All that were taken in; drafts that a process has left which was killed are none."""
+        """Cards of admitted sites; drafts left by a killed process are ignored."""
         return {path.stem: Card.read(path) for path in sorted((self.path / "sites").glob("[!.]*.toml"))}
 
     def require_admissible(self, card: Card) -> None:
-        """Refuse a card of another federation, with a key of another site, or with other keys than this site's."""
+        """Refuse a card of another federation, with a key of another site, or with new keys for a known site."""
         if card.federation != self.name:
-            raise ParameterError(f"This card is for federation {card.federation!r}, and this is {self.name!r}.")
+            raise ParameterError(
+                f"This card is for federation {card.federation!r}, not {self.name!r}. Ask the site for the right card."
+            )
         for site, other in self.cards().items():
             if site != card.site and {card.node_key, card.signing_key} & {other.node_key, other.signing_key}:
                 raise ParameterError(
-                    f"The card of {card.site!r} has a key of {site!r}, and two sites never have one in common. Ask "
-                    "both, by telephone, for the cards that they have made."
+                    f"The card of {card.site!r} has a key of {site!r}, but sites never share keys. Ask both sites, "
+                    "by phone, for the cards they made."
                 )
             if site == card.site and other != card:
                 raise ParameterError(
-                    f"Site {site!r} is known here by other keys. Ask its steward, by telephone, whether they were made "
-                    f"anew; if so: partsong federation remove {site}, and admit the new card. All sites need the new "
-                    "roster."
+                    f"Site {site!r} has other keys here. Ask the site, by phone, whether it made new keys. If so, run "
+                    f"partsong federation remove {site}, then admit the new card and send all sites the new roster."
                 )
 
     def admit(self, card: Card) -> None:
-        """Take a card in; the roster has its signing key from now on."""
+        """Admit a card and add its signing key to the roster."""
         self.require_admissible(card)
         card.save(self.path / "sites" / f"{card.site}.toml")
         self.roster()
 
     def remove(self, site: str) -> Listed:
-        """Forget a site; the roster that is left, which all others need."""
+        """Remove a site; return the new roster, which all other sites need."""
         if site not in self.cards():
-            raise ParameterError(f"There is no site {site[:60]!r} here. {suggest_name(site, tuple(self.cards()))}")
+            raise ParameterError(f"No site is called {site[:60]!r}. {suggest_name(site, tuple(self.cards()))}")
         for ending in ("toml", "node"):
             (self.path / "sites" / f"{site}.{ending}").unlink(missing_ok=True)
         return self.roster()
 
     def node_of(self, site: str) -> int | None:
-        """The number of a site's node; None before it was registered."""
+        """The number of a site's node; None before registration."""
         return read_number(self.path / "sites" / f"{site}.node")
 
     def set_node(self, site: str, number: int) -> None:
-        """It was registered."""
+        """Store the number of a registered node."""
         write_text(self.path / "sites" / f"{site}.node", str(number))
 
     def roster(self) -> Listed:
-        """Of all cards that were taken in; also in a file, to be sent to all, which is written where it is another."""
+        """The roster of all admitted cards; also written to roster.toml if it changed."""
         keys = {name: bytes.fromhex(card.signing_key) for name, card in self.cards().items()}
         found = Listed(self.name, keys, self.coordinator, credentials.fingerprint(self.authority))
         place = self.path / "roster.toml"
@@ -256,7 +258,7 @@ class ServerFolder:
         return found
 
     def invite(self, site: str, place: Path | None = None) -> Path:
-        """A startup kit; with the roster, once the site is in it."""
+        """Write a startup kit, with the roster once the site is in it."""
         require_name(site, "A site")
         roster = self.roster()
         listed = roster if site in roster.keys else None
@@ -266,23 +268,23 @@ class ServerFolder:
         return path
 
     def run(self, name: str) -> RunPlace:
-        """The folder of a run, whether it is there or not; nothing but a name can be one."""
+        """Return the folder of a run, existing or not; refuse invalid names."""
         if not RUN_NAME.fullmatch(name):
             raise ParameterError(
-                f"A run cannot be called {name[:64]!r}. Use letters, digits, dots and dashes, at most 64. A run is "
-                "called after its file, without its ending, unless you name it with --name."
+                f"Invalid run name {name[:64]!r}. Use at most 64 letters, digits, dots and dashes. The default is the "
+                "name of the experiment file; set another with --name."
             )
         return RunPlace(self.path / "runs" / name)
 
     def known_run(self, name: str) -> RunPlace:
-        """The folder of a run that is there."""
+        """Return the folder of an existing run."""
         place = self.run(name)
         if not place.experiment.exists():
-            raise FileError(f"There is no run {name!r} here. {suggest_name(name, self.runs())}")
+            raise FileError(f"No run is called {name!r}. {suggest_name(name, self.runs())}")
         return place
 
     def runs(self) -> tuple[str, ...]:
-        """Names of all."""
+        """Names of all runs."""
         return tuple(sorted(path.parent.name for path in (self.path / "runs").glob("*/experiment.toml")))
 
     def _certify(self, authority: Pair) -> None:
@@ -293,15 +295,15 @@ class ServerFolder:
 
 # ---- run ------------------------------------------------------------------------------------------------------------
 #
-# The folder of one run, and what its small files say. A damaged file is an error with its name.
+# The folder of one run and its small files. A damaged file is an error that names it.
 
 TIMEOUT = 600.0
-"""Seconds that a site may take to answer, where nobody says otherwise."""
+"""Default seconds to wait for the answer of a site."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """settings.json: seconds that a site may take to answer, public names of columns, and the folder for files."""
+    """settings.json: seconds to wait for a site, public column names, and the exchange folder."""
 
     timeout: float = TIMEOUT
     names: tuple[str, ...] = ()
@@ -310,23 +312,23 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """That folder, and what is where in it."""
+    """The folder of a run and the paths in it."""
 
     folder: Path
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """The name of the run."""
         return self.folder.name
 
     @property
     def experiment(self) -> Path:
-        """What is run."""
+        """The experiment."""
         return self.folder / "experiment.toml"
 
     @property
     def settings(self) -> Path:
-        """How patiently, as JSON."""
+        """The run settings, as JSON."""
         return self.folder / "settings.json"
 
     @property
@@ -336,37 +338,37 @@ class RunPlace:
 
     @property
     def progress(self) -> Path:
-        """One line of JSON for each round that was done."""
+        """One line of JSON per completed round."""
         return self.folder / "progress.jsonl"
 
     @property
     def result(self) -> Path:
-        """How it ended, as JSON."""
+        """The result, as JSON."""
         return self.folder / "result.json"
 
     @property
     def model(self) -> Path:
-        """What came out."""
+        """The model."""
         return self.folder / "model.safetensors"
 
     @property
     def number(self) -> Path:
-        """The number that Flower gave it last."""
+        """The number of its last Flower run."""
         return self.folder / "flower-run"
 
     @property
     def lock(self) -> Path:
-        """Held while somebody works on it."""
+        """Held by the process that runs it."""
         return self.folder / "lock"
 
     @property
     def command(self) -> Path:
-        """Held by the command that has it worked on, also before that begins."""
+        """Held by the command that started it, also before it runs."""
         return self.folder / "command.lock"
 
 
 def result_in(place: RunPlace) -> dict[str, Any]:
-    """How a run has ended: its `status` is done, or failed with `type`, `error` and `notes`."""
+    """Read the result of a run: `status` is done, or failed with `type`, `error` and `notes`."""
     try:
         found = json.loads(place.result.read_bytes())
         if found["status"] == "done" or {"type", "error", "notes"} <= found.keys():
@@ -374,39 +376,38 @@ def result_in(place: RunPlace) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise FormatError(
-        f"{place.result} is damaged: it does not say how the run has ended. Remove it; run … --resume goes on from the "
-        "run's own journal, and writes it anew."
+        f"{place.result} is damaged. Remove it; run … --resume continues from the run's journal and writes it again."
     )
 
 
 def forget_failure(place: RunPlace) -> None:
-    """Remove a result that does not say that the run is done: whoever works on it now writes another."""
-    with contextlib.suppress(FormatError):  # a damaged one says nothing
+    """Remove a result other than done; the process that runs it now writes a new one."""
+    with contextlib.suppress(FormatError):  # a damaged result is removed too
         if not place.result.exists() or result_in(place)["status"] == "done":
             return
     place.result.unlink()
 
 
 def settings_in(place: RunPlace) -> RunSettings:
-    """How a run is worked on, as it was last given."""
+    """Read the last settings of a run."""
     if not place.settings.exists():
         return RunSettings()
     try:
         return msgspec.json.decode(place.settings.read_bytes(), type=RunSettings)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(
-            f"{place.settings} is damaged: it does not say how the run is worked on ({error}). Remove it; --timeout, "
-            "--names and --exchange-folder then have to be given once more with --resume, if they were given before."
+            f"{place.settings} is damaged ({error}). Remove it, and pass --timeout, --names and --exchange-folder "
+            "again with --resume if you used them before."
         ) from error
 
 
 def is_starting(place: RunPlace) -> bool:
-    """Whether a command is about to have a run worked on: it holds the run, and nobody works on it yet."""
+    """Return whether a command is starting a run: it holds the run, and no process runs it yet."""
     return is_held(place.command) and not is_held(place.lock) and not place.result.exists()
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a file; None where there is none, or no number in it: whoever needs it makes it anew."""
+    """Read the number in a file; None if there is no valid number."""
     try:
         return int(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -414,21 +415,21 @@ def read_number(path: Path) -> int | None:
 
 
 def number_in(place: RunPlace) -> int | None:
-    """The number that Flower gave a run last; None where it was never started there."""
+    """Return the number of the last Flower run; None if Flower never ran it."""
     return read_number(place.number)
 
 
 def require_not_ended(place: RunPlace, record: RunState, arrivals: int) -> None:
-    """Refuse to go on with such a run of so many `arrivals`; one that was broken off may go on, with other ends too.
+    """Refuse to continue a finished asynchronous run; an interrupted one may continue, with other limits too.
 
-    Where sites have not heard the end, they are told again, and no more.
+    Sites that did not receive the end are only notified again.
     """
     if not isinstance(record, AsyncRunState) or record.without_result or not place.result.exists():
         return
     arrived = record.index - len(record.faults)
     if arrived < arrivals and result_in(place)["status"] == "done":
         raise ParameterError(
-            f"Run {place.name!r} is over: it has ended by time_budget or tol after {arrived} of {arrivals} "
-            f"arrivals, and its sites have its model and answer no more of it. The model is {place.model}. To go on "
-            "for longer, begin a new run under another --name, with a larger time_budget or a smaller tol."
+            f"Run {place.name!r} has ended by time_budget or tol after {arrived} of {arrivals} arrivals, and its sites "
+            f"have the model. It is {place.model}. For a longer run, start a new one with another --name and a larger "
+            "time_budget or a smaller tol."
         )

@@ -1,19 +1,19 @@
-"""A site's folder: its keys, its policy, and everything that it ever released. Nothing in it is read by the server.
+"""A site's folder: its keys, its policy, and the record of everything it released. The server never reads it.
 
-joined.toml       federation, site, address, the coordinator's key, where the data are, and what must not get lost
+joined.toml       federation, site, address, the coordinator's key, path of the data, and what the site has had
 site.toml         the policy
-ca.crt            the authority of the federation            roster.toml     pinned
-node              the key of its node                        secret          behind streams and signatures
-card.toml         its name and public keys, for the others   shared.key      known to sites alone
+ca.crt            the federation's certificate authority     roster.toml     pinned
+node              the key of its node                        secret          seeds random streams and signatures
+card.toml         its name and public keys, for the others   shared.key      known only to sites
 state/            ledger, audit log, runs
-results/RUN/      model and weights of a run that is over; over texts, its words as well
+results/RUN/      model and weights of a finished run; for texts, the words too
 flower/           Flower's own files
 
-To move a site, end its node and copy the folder. Never use both copies: the coordinator's server has seen the releases
-of one, and the other refuses to answer it (code `behind`).
+To move a site, stop its node and copy the folder. Never use both copies: the server knows the releases of one, and the
+other then refuses to answer (code `behind`).
 
-Others know a site by `secret` and `node`. A first join makes them once; a site that has joined and lost one cannot make
-it again, because nobody would accept its answers.
+`secret` and `node` identify a site. The first join makes them once. A site that loses one cannot make it again, because
+nobody would accept its answers.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ WAY_OUT = (
     "Restore your backup. Without one, copy site.toml, shared.key and state/ to a new folder, join there, and send the "
     "coordinator the new card."
 )
-UNSAID = "What it says could be words of texts, and is not written down. To see it: partsong federation join KIT"
+UNSAID = "The message may contain words of texts and is not logged. To see it, run partsong federation join KIT"
 CHANGED = (
-    "joined.toml, shared.key or secret in {} changed after this node was started. Restore them, or end the node and "
-    "join again."
+    "joined.toml, shared.key or secret in {} changed after this node started. Restore them, or stop the node and join "
+    "again."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedFile:
-    """joined.toml: of the kit, of the data and how they are read, and what the site has had."""
+    """joined.toml: values of the kit, path and reading options of the data, and what the site has had."""
 
     federation: str
     site: str
@@ -97,9 +97,10 @@ READING = ("label", "transpose", "key", "header", "text_column", "encoding")
 
 @dataclass(frozen=True, slots=True)
 class SiteFolder:
-    """That folder, as it was joined. `reading`: options with which the data are read. `has_shared_key`, `has_roster`:
-    what the site has had, and must not be without again: without the shared key the server can test names against the
-    hashes it is sent, and the roster of a kit may be an old one.
+    """A site's folder as it was joined. `reading`: options for reading the data.
+
+    `has_shared_key`, `has_roster`: what the site has had and must not lose: without the shared key the server can test
+    names against the hashes it receives, and the roster of a kit may be outdated.
     """
 
     path: Path
@@ -114,7 +115,7 @@ class SiteFolder:
 
     @staticmethod
     def at(path: Path) -> SiteFolder:
-        """One that is there."""
+        """Open an existing folder."""
         if not (path / "joined.toml").exists():
             raise FileError(f"{path} is not the folder of a site. Run: partsong federation join KIT --data FILE")
         file = load_toml(path / "joined.toml", JoinedFile, error=FormatError, way_out="Restore your backup.")
@@ -124,14 +125,14 @@ class SiteFolder:
 
     @staticmethod
     def wanted(path: Path, kit: Kit, data: Path, reading: Mapping[str, Any]) -> SiteFolder:
-        """The folder as it would be with this kit and these data; nothing is written."""
+        """Describe the folder for this kit and these data; write nothing."""
         own = (kit.federation, kit.site, kit.address, data.resolve(), dict(reading), kit.coordinator)
         place = SiteFolder(path.resolve(), *own)
         try:
             format_toml(place._file()).encode()
         except UnicodeEncodeError as error:
             raise ParameterError(
-                f"The path of the data, or an option, is not written in UTF-8: {error.object!a}. Rename it."
+                f"The path of the data, or an option, is not valid UTF-8: {error.object!a}. Rename it."
             ) from error
         require_policy(place.path)
         if not place.has_joined:
@@ -139,7 +140,7 @@ class SiteFolder:
         before = SiteFolder.at(path)
         if (before.federation, before.site) != (kit.federation, kit.site):
             raise ParameterError(
-                f"{path} is the folder of {before.site!r} in {before.federation!r}, and this kit is for "
+                f"{path} is the folder of {before.site!r} in {before.federation!r}, but the kit is for "
                 f"{kit.site!r} in {kit.federation!r}. Choose another folder."
             )
         if (before.authority(), before.coordinator) != (kit.authority, kit.coordinator):
@@ -155,20 +156,20 @@ class SiteFolder:
     def joining(
         path: Path, kit: Kit, data: Path, reading: Mapping[str, Any], shared: SharedKey | None = None
     ) -> SiteFolder:
-        """Make it, or bring it up to date."""
+        """Make or update the folder."""
         return SiteFolder.wanted(path, kit, data, reading).make(kit.authority, shared)
 
     def make(self, authority: bytes, shared: SharedKey | None = None) -> SiteFolder:
-        """Write the folder; keys and policy that are there stay. While its node runs, nothing may change.
+        """Write the folder; existing keys and policy stay. While its node runs, nothing may change.
 
-        The policy comes first and joined.toml after the keys: a first join that is cut off can be run again.
+        The policy comes first and joined.toml after the keys, so that an interrupted first join can be repeated.
         """
         if is_held(self.lock):
             self.require_idle(shared)
             return self
         for folder in (self.path, self.path / "state", self.path / "flower"):
             make_private(folder)
-        with held(self.lock, f"The node of {self.path} has just been started. Join again"):
+        with held(self.lock, f"The node of {self.path} has just started. Join again"):
             if not self.has_joined:
                 if not has_policy(self.path):
                     write_text(self.path / "site.toml", POLICY)
@@ -183,18 +184,18 @@ class SiteFolder:
 
     @property
     def has_joined(self) -> bool:
-        """Whether a first join has come to its end, but for the card."""
+        """Whether the first join is complete, except for the card."""
         return (self.path / "joined.toml").exists()
 
     def _make_own_keys(self) -> None:
-        """Make those that a join has not made before it was cut off."""
+        """Make the keys that an interrupted join has not made."""
         if not (self.path / "secret").exists():
             write_bytes(self.path / "secret", secrets.token_bytes(SECRET_BYTES), private=True)
         if not (self.path / "node").exists():
             write_bytes(self.path / "node", credentials.new_node_key(), private=True)
 
     def _write_down(self) -> SiteFolder:
-        """Write joined.toml, with what the folder has or has had by now."""
+        """Write joined.toml, with what the folder has or has had."""
         has_key = self.has_shared_key or (self.path / "shared.key").exists()
         has_roster = self.has_roster or (self.path / "roster.toml").exists()
         made = replace(self, has_shared_key=has_key, has_roster=has_roster)
@@ -207,69 +208,70 @@ class SiteFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by its node, as long as it runs."""
+        """Held by the node while it runs."""
         return self.path / "node.lock"
 
     def serving(self) -> AbstractContextManager[None]:
-        """Hold the lock of its node; FileError where the node runs already."""
-        return held(self.lock, "The node of this site runs already")
+        """Hold the lock of the node; FileError if the node is running."""
+        return held(self.lock, "The node of this site is already running")
 
     def require_idle(self, shared: SharedKey | None = None) -> None:
-        """Refuse to change a folder whose node runs: the node keeps to what it was started with."""
+        """Refuse to change a folder whose node is running: the node keeps the settings it started with."""
         if not is_held(self.lock):
             return
         before = SiteFolder.at(self.path)
         if before != self or shared not in (None, before.shared_key()):
             raise FileError(
-                f"The node of {self.path} runs, and this would change its data, how they are read, or a key. Nothing "
-                "was changed. End the node where it runs (Ctrl-C), and join again."
+                f"The node of {self.path} is running, and this would change its data, their reading options or a key. "
+                "Nothing was changed. Stop the node (Ctrl-C) and join again."
             )
 
     def pin(self, roster: Listed, spoken: str | None = None) -> None:
-        """Take a roster for good, if this site is in it under its own key, and it is the one that was `spoken` of."""
+        """Pin a roster if it lists this site with its own key and has the fingerprint `spoken` (read out by phone)."""
         if roster.federation != self.federation:
-            raise ParameterError(f"This roster is of federation {roster.federation!r}, not of {self.federation!r}.")
+            raise ParameterError(
+                f"This roster is for federation {roster.federation!r}, not {self.federation!r}. Ask for the right one."
+            )
         if roster.keys.get(self.site) != bytes.fromhex(self.card().signing_key):
             raise ParameterError(
-                f"Site {self.site!r} is not in this roster under the key that was made here. Send the coordinator "
-                f"{self.path / 'card.toml'}, and ask for a new roster."
+                f"This roster does not list site {self.site!r} with the key made here. Send the coordinator "
+                f"{self.path / 'card.toml'} and ask for a new roster."
             )
         authority = credentials.fingerprint(self.authority())
         if (roster.coordinator, roster.authority) != (self.coordinator, authority):
             raise ParameterError(
-                "The coordinator's key or the authority in this roster is not that of the kit that this site has "
-                "joined with: one of the two was changed on its way. Do not use it, and call the coordinator."
+                "The coordinator's key or the certificate authority in this roster differs from the kit that this site "
+                "joined with: one of them was changed in transit. Do not use the roster; call the coordinator."
             )
         if spoken is not None and not same_fingerprint(roster.fingerprint, spoken):
             raise ParameterError(
-                f"The fingerprint of this roster is {roster.fingerprint}, and not the one that was given. Somebody has "
-                "changed it, or it is an old one: do not use it, and call the other sites."
+                f"The fingerprint of this roster is {roster.fingerprint}, not the one passed. The roster was changed "
+                "or is outdated. Do not use it; call the other sites."
             )
         pinned = self.roster()
         if spoken is None and (self.has_roster or pinned is not None) and pinned != roster:
             raise ParameterError(
-                "This site has pinned another roster, or the one that it has pinned is gone. If parties have changed, "
-                "have the new fingerprint read to you by two other sites, by phone, and give what you hear with "
-                "--fingerprint."
+                "This site has pinned another roster, or lost its pinned roster. If the parties have changed, ask two "
+                "other sites for the new fingerprint by phone and pass it with --fingerprint."
             )
         write_bytes(self.path / "roster.toml", roster.written())
         self._write_down()
 
     def authority(self) -> bytes:
-        """The certificate that it trusts."""
-        return read_certificate(self.path / "ca.crt", "Restore it, or take it from the kit that you joined with.")
+        """The certificate authority that the site trusts."""
+        return read_certificate(self.path / "ca.crt", "Restore it, or copy it from the kit that you joined with.")
 
     def roster(self) -> Listed | None:
-        """The one that was pinned."""
+        """The pinned roster, if any."""
         place = self.path / "roster.toml"
         return Listed.read(place) if place.exists() else None
 
     def policy(self) -> Policy:
-        """As its steward has left it, or as a first join would make it; FileError where it is gone, or empty."""
+        """The policy, or the default before the first join; FileError if it was lost or is empty."""
         return policy_in(self.path)
 
     def card(self) -> Card:
-        """Its name and public keys; an error where a key is gone, or damaged."""
+        """Name and public keys of the site; an error if a key is lost or damaged."""
         place = self.path / "node"
         try:
             node_key = credentials.public_node_key(read_file(place, WAY_OUT))
@@ -278,44 +280,47 @@ class SiteFolder:
         return Card(self.federation, self.site, node_key, public_key(self.secret(), self.site).hex())
 
     def require_own_keys(self) -> None:
-        """Refuse keys other than those of the card, by which others know the site."""
+        """Refuse keys that differ from those on the card."""
         card, place = self.card(), self.path / "card.toml"
         if place.exists() and Card.read(place) != card:
-            raise FormatError(f"{self.path / 'node'} or {self.path / 'secret'} is not the key in {place}. {WAY_OUT}")
+            raise FormatError(
+                f"{self.path / 'node'} or {self.path / 'secret'} does not match the key in {place}. {WAY_OUT}"
+            )
 
     def secret(self) -> int:
-        """Behind its streams and signatures; an error where it is gone, or not whole."""
+        """The secret that seeds random streams and signatures; an error if it is lost or damaged."""
         place = self.path / "secret"
         found = read_file(place, WAY_OUT)
         if len(found) != SECRET_BYTES:
-            raise FormatError(f"{place} has {len(found)} bytes, and a secret has {SECRET_BYTES}. {WAY_OUT}")
+            raise FormatError(f"{place} has {len(found)} bytes instead of {SECRET_BYTES}. {WAY_OUT}")
         return int.from_bytes(found, "little")
 
     @property
     def holds_texts(self) -> bool:
-        """Whether it has joined with texts, and not with a table."""
+        """Whether the site joined with texts instead of a table."""
         return "text_column" in self.reading
 
     def shared_key(self) -> SharedKey | None:
-        """The key for hashes of columns and words; None where there never was one, FileError where it is gone."""
+        """The key for hashes of columns and words; None if there never was one, FileError if it was lost."""
         place = self.path / "shared.key"
         if place.exists():
             try:
                 return SharedKey.read(place.read_text(encoding="utf-8", errors="replace"))
             except FormatError as error:
-                error.add_note(f"It is in {place}.")
+                error.add_note(f"The key is in {place}.")
                 raise
         if self.has_shared_key:
             raise FileError(
-                f"{place} is missing, and this site has had a shared key: without it the server could test names "
-                "against the hashes it is sent. Restore your backup, or ask another site, not the coordinator, for the "
-                "key, and join with --shared-key FILE."
+                f"{place} is missing, but this site has had a shared key: without it, the server could test names "
+                "against the hashes it receives. Restore your backup, or ask another site (not the coordinator) for "
+                "the key and join with --shared-key FILE."
             )
         return None
 
     def answering(self) -> SignedSite:
-        """The party as it answers over a network: what its coordinator has signed, and nothing else, with the data and
-        keys of now. With a mistake in its files, or with others than these, it refuses until that is mended.
+        """Return the party for a network: it answers only requests that its coordinator signed.
+
+        It refuses while its files are invalid, or differ from those the node started with.
         """
         keys = self._keys()
 
@@ -334,15 +339,16 @@ class SiteFolder:
         return SignedSite(self.site, answer, refuse, signer(self.secret(), self.site), verifier(self.coordinator))
 
     def _unready(self, error: Exception) -> tuple[str, str]:
-        """The code that leaves a site that cannot be opened, and the reason, which is for its own log."""
+        """Return the code that leaves a site with unusable files, and the reason for its own log."""
         code = "storage" if isinstance(error, FileError) and not isinstance(error, FormatError) else "settings"
         if self.holds_texts:
             return code, f"{type(error).__name__}. {UNSAID}"
         return code, str(error) if isinstance(error, PartsongError) else "".join(traceback.format_exception(error))
 
     def opened(self) -> Site:
-        """The party, ready to answer; the data are read now. They can take long, so that site.toml and the roster,
-        which must be there before, are read after them.
+        """Return the party, ready to answer, and read the data.
+
+        Reading can take long, so site.toml and the roster are read afterwards (and must exist before).
         """
         self._pinned()
         shared, secret, texts = SiteFolder.at(self.path).shared_key(), self.secret(), None
@@ -359,20 +365,20 @@ class SiteFolder:
         return Site(*own, results=self.path / "results", texts=texts)
 
     def _pinned(self) -> Listed:
-        """Its roster; FileError where it has none."""
+        """The pinned roster; FileError if there is none."""
         if (pinned := self.roster()) is None:
             raise FileError(f"{self.path} has no roster yet. Join with --roster roster.toml.")
         return pinned
 
     def _keys(self) -> list[bytes]:
-        """What is in the files of its keys; nothing where there is none."""
+        """The contents of the key files; empty if missing."""
         places = [self.path / name for name in ("secret", "shared.key")]
         return [place.read_bytes() if place.exists() else b"" for place in places]
 
 
 # ---- data -------------------------------------------------------------------------------------------------------
 #
-# The table or the texts of a site, read from its own disk once in a process, as long as the files stay as they are.
+# The table or texts of a site, read once per process while the files are unchanged.
 
 USUAL_COLUMN = "text"
 ENDINGS = (".jsonl", ".txt")
@@ -382,19 +388,19 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 def table_at(data: Path, reading: Mapping[str, Any]) -> Table:
-    """The rows."""
+    """Read the table."""
     found: Table = _read(data, tuple(reading.items()), _stamp(data))
     return found
 
 
 def texts_at(data: Path, reading: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts."""
+    """Read the texts."""
     found: tuple[str, ...] = _read(data, tuple(reading.items()), _stamp(data))
     return found
 
 
 def are_texts(data: Path) -> bool:
-    """Whether a file or folder of this kind always holds texts; a .csv can hold either."""
+    """Return whether this kind of file or folder always holds texts; a .csv can hold either."""
     if not data.is_dir():
         return Path(data.name.lower().removesuffix(".gz")).suffix in ENDINGS
     held = {entry.name for entry in data.iterdir()}

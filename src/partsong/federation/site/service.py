@@ -67,8 +67,8 @@ from partsong.federation.texts import (
     CountedData,
     HeldData,
     Texts,
+    bind_run,
     empty_texts_note,
-    facing,
     has_own_counts,
     keep_vocabulary,
     long_words_note,
@@ -278,7 +278,7 @@ def exchange_names(site: Site, request: Request) -> SiteAnswer:
     own = Correspondent(site.name, nonce.run, site.data.secret, site.roster, site.key)
     if nonce.phase == ASK:
         require_new_run_allowed(site, request)
-        return site.plain(request, own.asks())
+        return site.plain(request, own.request_names())
     if nonce.phase == TELL:
         if not site.policy.tell_names:
             raise RequestRefused("names", "site.toml does not allow this site to send names (tell_names).")
@@ -288,10 +288,10 @@ def exchange_names(site: Site, request: Request) -> SiteAnswer:
         own = replace(own, roster=restrict_roster(site.roster, handler.started))
         names = site.policy.leaving(handler.started.columns)
         with _refusing_malformed():
-            letter = own.tells(str(note.get("for")), request.body, names)
+            letter = own.send_names(str(note.get("for")), request.body, names)
         return site.plain(request, letter)
     with _refusing_malformed():
-        missing = own.reads(str(note.get("from")), request.body)
+        missing = own.read_names(str(note.get("from")), request.body)
     site.log(nonce, "columns", f"By {note.get('from')!r}, missing here are: {', '.join(missing) or 'none'}.")
     return site.plain(request, Message({}))
 
@@ -389,7 +389,7 @@ class Site:
             raise RequestRefused("not-addressed", f"The request is addressed to {request.party!r}.")
         require_consistent(self.ledger, self.audit, request.seen)
         if self.texts is not None:
-            return facing(self, self.texts, request)._dispatch(request)
+            return bind_run(self, self.texts, request)._dispatch(request)
         return self._dispatch(request)
 
     def _dispatch(self, request: Request) -> SiteAnswer:
