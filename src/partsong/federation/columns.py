@@ -4,8 +4,8 @@
 
 Names are in Unicode normal form C, because a letter with a mark can be encoded in two ways. The salt is the run, so
 that two runs cannot be compared. A server with a list of likely names can still test them, unless all sites share a
-`key` that it does not know. Sites check that they have the same key by a hash of it, which reveals nothing about a random
-key.
+`key` that it does not know. Sites check that they have the same key by a hash of it, which reveals nothing about a
+random key.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def find_columns(
 #                        signed
 #
 # Only with a pinned roster; otherwise the server could substitute its own key for that of a site. The length of a
-# message depends on the number of requested names found at the sending site, which the server learns (256 bytes for each
-# and one more). It is doubled until longer names fit, and reveals nothing else.
+# message depends on the number of requested names found at the sending site, which the server learns (256 bytes for
+# each and one more). It is doubled until longer names fit, and reveals nothing else.
 
 ASK, TELL, READ = range(3)
 """Phases."""

@@ -237,7 +237,7 @@ def _in_agreement(site: Site, texts: Texts, rule: TextRule, run: str) -> Site:
         if n_parties < 3 or rule.min_parties > n_parties:
             raise RequestRefused(
                 "parties",
-                f"{n_parties} parties cannot agree on words with min_parties = {rule.min_parties}; at least 3 are needed.",
+                f"{n_parties} parties cannot agree on words with min_parties = {rule.min_parties}. Use at least 3.",
             )
         request, masks = replace(plan.request, parties=n_parties), secure_sum_for_words(n_parties, roster)
         return Plan(cast(Program, rule.rounds), masks, request, MOST_EXCHANGES)
@@ -273,8 +273,8 @@ def long_words_note(party: Any, program: Any) -> str:
     return (
         f"{party.n_too_long} different words here, each in at least {program.min_documents} of the texts, have more "
         f"than {program.longest} bytes of UTF-8, the max_word_bytes of the experiment. They take no part in the "
-        "agreement, are not in the model, and the server does not learn of them. If they matter, ask the coordinator for "
-        "a new run with a larger max_word_bytes."
+        "agreement, are not in the model, and the server does not learn of them. If they matter, ask the coordinator "
+        "for a new run with a larger max_word_bytes."
     )
 
 
