@@ -205,8 +205,8 @@ def test_a_renewal_that_was_killed_between_its_two_files_is_told_and_mended_by_a
         with pytest.raises(KeyboardInterrupt):
             server.renewed()
     said = invoke("federation", "serve", "--folder", server.path, code=1).stderr
-    assert "server.crt is not the certificate of" in said
-    renewing = shlex.split(said.rpartition("with: partsong ")[2])
+    assert "server.crt does not match" in said
+    renewing = shlex.split(said.rpartition(": partsong ")[2])
     invoke(*renewing)
     assert server.require_valid() > 396
     (server.path / "server.key").write_text("x")
@@ -226,7 +226,7 @@ def test_a_renewal_that_was_killed_between_its_two_files_is_told_and_mended_by_a
     [
         ("server.crt", "certificate", "--renew"),
         ("server.key", "certificate", "--renew"),
-        ("ca.crt", "authority", "Put your own copy back, or the ca.crt of any kit"),
+        ("ca.crt", "authority", "Restore your backup, or copy ca.crt from any kit"),
     ],
 )
 def test_a_file_of_the_server_that_is_gone_or_damaged_is_named_with_the_way_out(
@@ -245,9 +245,9 @@ def test_a_file_of_the_server_that_is_gone_or_damaged_is_named_with_the_way_out(
     with pytest.raises((FileError, FormatError), match=re.escape(said["problems"][what])):
         server.require_valid()
     if what == "certificate":
-        invoke(*shlex.split(said["problems"][what].rpartition("with: partsong ")[2]))
+        invoke(*shlex.split(said["problems"][what].rpartition(": partsong ")[2]))
     else:
-        with pytest.raises((FileError, FormatError), match=f"{file}.*Put your own copy back"):
+        with pytest.raises((FileError, FormatError), match=f"{file}.*Restore your backup"):
             server.renewed()
         shutil.unpack_archive(tmp_path / "north.zip", tmp_path / "kit")
         shutil.copyfile(tmp_path / "kit" / "ca.crt", file)
@@ -269,7 +269,7 @@ def test_no_certificate_is_made_without_the_authority_s_own_key(server, content)
         key.unlink()
     else:
         key.write_bytes(credentials.new_authority("liver").key if content == "another" else content)
-    with pytest.raises((FileError, FormatError), match=f"{key}.*put your own copy back: nothing can replace it"):
+    with pytest.raises((FileError, FormatError), match=f"{key}.*Restore your backup. Nothing can replace this key"):
         server.renewed()
     assert (server.path / "server.crt").read_bytes() == before
 

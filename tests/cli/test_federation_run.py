@@ -229,7 +229,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
         ),
         (f'method = "asyn-sd"\nrank = 2\ntol = 1{"0" * 400}', "tol must be a number"),
         (f'method = "exact"\nrank = 1{"0" * 5000}', "is not valid TOML"),
-        ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1', "needs row_bound: the norm"),
+        ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1', "needs row_bound: rows of a larger norm"),
         ('method = "exact"\nrank = 2\n[privacy]\nunit = "row"\nepsilon = 1\nclip = 2', "has no clip"),
     ],
     ids=["fnmf", "then-exact", "game", "rank", "huge rank", "epsilon", "tol", "digits", "row_bound", "clip"],

@@ -132,7 +132,7 @@ def test_a_letter_that_is_wrong_is_noticed(place, letter):
     text = KEY.text
     if text[place] in ("-", letter):
         return
-    with pytest.raises(FormatError, match="every single one counts"):
+    with pytest.raises(FormatError, match="with a checksum"):
         SharedKey.read(text[:place] + letter + text[place + 1 :])
 
 

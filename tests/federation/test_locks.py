@@ -98,7 +98,7 @@ def test_a_disk_without_locks_is_told_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", refused)
     monkeypatch.setattr(fcntl, "flock", refused)
     for lock in (held(tmp_path / "lock", "Taken"), locked(tmp_path / "lock", waits=False)):
-        with pytest.raises(FileError, match=r"No locks available.*on a disk with locks"), lock:
+        with pytest.raises(FileError, match=r"No locks available.*on a file system with locks"), lock:
             pass
 
 

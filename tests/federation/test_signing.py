@@ -316,7 +316,7 @@ def test_frequencies_that_are_none_are_refused_whatever_a_site_holds(tmp_path):
         _, _, rounds = told_other_frequencies(tmp_path, lambda name, m, told=told: (np.full(m, told[0]), told[1]))
         with pytest.raises(SiteRefused, match="'protocol'"):
             rounds()
-    assert federation.log("east").count("cannot be used") == len(lies)
+    assert federation.log("east").count("is invalid") == len(lies)
     assert len(list(federation.rounds())) == 2
 
 
