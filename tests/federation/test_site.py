@@ -284,7 +284,7 @@ def test_a_hidden_round_goes_on_with_the_same_company_or_not_at_all(tmp_path, as
             return data
         return replace(request, note={**request.note, "participants": asked_for}).to_bytes()
 
-    with pytest.raises(SiteRefused, match="'company'"):
+    with pytest.raises(SiteRefused, match="'cohort'"):
         recorded(federation, change=change)
 
 

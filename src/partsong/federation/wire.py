@@ -343,7 +343,7 @@ CODES: Mapping[str, tuple[str, str]] = {
         "a masked upload of this round has left the site, and the round is not summed again",
         FINAL_REFUSAL,
     ),
-    "company": ("the sum continues a round, but over other parties than the sum before it", FINAL_REFUSAL),
+    "cohort": ("the sum continues a round, but over other parties than the sum before it", FINAL_REFUSAL),
     "behind": ("the site's ledger is behind what the server has seen: it was restored from an older backup", RESUME),
     "ledger": (
         "the site's ledger or audit log was edited or removed, or the two disagree; the site refuses every request "

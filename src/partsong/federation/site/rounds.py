@@ -240,7 +240,7 @@ class RoundHandler:
             cohort = self.progress.cohort
             if cohort is None or set(cohort) != set(participants):
                 raise RequestRefused(
-                    "company", f"The previous sum of this round was over {cohort}, this one is over {participants}."
+                    "cohort", f"The previous sum of this round was over {cohort}, this one is over {participants}."
                 )
         strangers = sorted(set(participants) - set(self.started.layout.parties))
         if strangers or name not in participants:
@@ -283,7 +283,7 @@ class RoundHandler:
         survivors: Any = getattr(client, "survivors", ())
         if before.cohort is not None and survivors and set(survivors) != set(before.cohort):
             raise RequestRefused(
-                "company", f"The previous sum of this round was over {before.cohort}, this one is over {survivors}."
+                "cohort", f"The previous sum of this round was over {before.cohort}, this one is over {survivors}."
             )
         self.policy_checker.require_sum_size(client, self.started.layout.parties)
         alone = {"alone": [list(at) for at in self.progress.unacknowledged]} if self.progress.unacknowledged else {}
