@@ -647,8 +647,8 @@ class Ask:
 
     The same index, attempt and phase always get the same answer. `participants` are the parties of the sum, `names`
     those that are asked. `message` is the model ("work") or the server's last reply ("reduce"). `dropouts` do their
-    work but send nothing: dropouts simulated by the schedule. If `stops` is None, errors of parties are returned as
-    values; otherwise they are raised where they occur, with `stops` as a note unless it is empty.
+    work but send nothing: dropouts simulated by the schedule. If `error_note` is None, errors of parties are returned
+    as values; otherwise they are raised where they occur, with `error_note` as a note unless it is empty.
     """
 
     kind: Literal["work", "reduce"]

@@ -72,7 +72,7 @@ MAX_TEXT = 4000
 class Status(enum.IntEnum):
     """The status of a rank."""
 
-    WELL = 0
+    OK = 0
     LEFT = 1
     FAILED = 2
 
@@ -86,7 +86,7 @@ class StatusCard:
     `norm`: the norm of its model, to detect ranks that drift apart. `first`: the first phase of the sum, set by rank 0.
     """
 
-    status: Status = Status.WELL
+    status: Status = Status.OK
     size: int = 0
     faults: int = 0
     upload_bytes: int = 0

@@ -79,7 +79,7 @@ class Durations:
                 "to make them proportional to rows."
             )
 
-    def of(self, shard: Shard, number: int, seed: int) -> float:
+    def duration(self, shard: Shard, number: int, seed: int) -> float:
         """Return d(p, i) for a party's work item number i, from 0."""
         name = shard.name
         base = self.seconds[name] if self.seconds else self.per_row * shard.matrix.shape[0]
@@ -178,7 +178,7 @@ class VirtualClock:
     def _with_due_times(self, point: AsyncCheckpoint) -> AsyncCheckpoint:
         def with_due_time(name: str, item: WorkItem) -> WorkItem:
             shard = self._parties.parties[name].shard
-            return replace(item, due=point.clock + self._durations.of(shard, item.number, self._schedule.seed))
+            return replace(item, due=point.clock + self._durations.duration(shard, item.number, self._schedule.seed))
 
         items = {name: with_due_time(name, item) if item.due is None else item for name, item in point.items.items()}
         return replace(point, items=items)
@@ -205,7 +205,7 @@ class RecordedOrder(Durations):
     def check(self, names: Sequence[str]) -> None:
         Durations(stragglers=dict.fromkeys(self.order, 1.0)).check(names)
 
-    def of(self, shard: Shard, number: int, seed: int) -> float:
+    def duration(self, shard: Shard, number: int, seed: int) -> float:
         """Return the seconds between this party's arrivals number − 1 and number."""
         known = self.intervals.get(shard.name, [])
         return float(known[number]) if number < len(known) else math.inf

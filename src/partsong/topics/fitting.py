@@ -42,8 +42,8 @@ from partsong.training.result import (
     FitResult,
     finish,
     is_zero,
+    warn_about_divergence,
     warn_if_model_is_zero,
-    warn_of_divergence,
 )
 from partsong.training.simulation import FederatedFit, simulate_rounds
 
@@ -372,7 +372,7 @@ def count_cooccurrence(H: np.ndarray, rows: Mapping[str, Any], seed: int, n: int
 
 
 def _factors(fit: FederatedFit, training: Training, course: TopicRun) -> Topics:
-    warn_of_divergence(training)
+    warn_about_divergence(training)
     done = finish(fit, training)
     warn_of_no_topics(fit.program, done, course.weighting)
     least = NEGLIGIBLE * done.H.max(axis=1, keepdims=True)
@@ -382,7 +382,7 @@ def _factors(fit: FederatedFit, training: Training, course: TopicRun) -> Topics:
 
 def _mixture(fit: FederatedFit, training: Training, rows: Mapping[str, DocumentRows], dtype: Any) -> Topics:
     """Topics as word probabilities, ordered by their share of the documents."""
-    warn_of_divergence(training)
+    warn_about_divergence(training)
     program = fit.program
     topics = program.components(training.best)
     H = np.asarray(kernels.of(topics).to_numpy(topics))

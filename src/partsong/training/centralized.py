@@ -35,9 +35,9 @@ from partsong.training.result import (
     error_from_data,
     finish,
     is_zero,
+    warn_about_divergence,
     warn_if_ill_posed,
     warn_if_model_is_zero,
-    warn_of_divergence,
 )
 
 PARTY = "all"
@@ -188,7 +188,7 @@ def fit_centralized(
     with graceful_interrupt() as interrupts, runtime.limit_kernel_threads(config.threads):
         with observer.begin(fit, []) as resume_point:
             training = run(fit, resume=resume_point, began=began, watch=watch_all, interrupts=interrupts)
-        warn_of_divergence(training)
+        warn_about_divergence(training)
         result = finish(fit, training)
         if not is_zero(result):
             return training, result

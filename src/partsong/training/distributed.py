@@ -270,8 +270,8 @@ class AgreedStopping(Measures):
         with broadcasting_errors(self.communicator):
             own = [*(done.metrics.get(name, math.nan) for name in ("relative_error", "objective"))]
             squares = self._squares(done) if math.isnan(own[0]) else (math.nan, math.nan)
-            told = [*own, self._is_late(done), self.interrupts.count, *squares]
-        every = all_gather_values(self.communicator, told)
+            own_values = [*own, self._is_late(done), self.interrupts.count, *squares]
+        every = all_gather_values(self.communicator, own_values)
         error, self.latest_objective, self.is_late = every[0][:3]
         if math.isnan(error):
             distance, energy = (sum(one[at] for one in every) for at in (4, 5))
@@ -340,11 +340,11 @@ def fit_over_ranks(
     fit = FederatedFit(
         program, shards, schedule, stop, AsynchronousMpi() if is_asynchronous else engine, threads=threads
     )
-    told = {**settings.to_dict(), **(asked or {}), "started": now()}
+    written = {**settings.to_dict(), **(asked or {}), "started": now()}
 
     def begin() -> None:
         if folder is not None and rank == 0:
-            folder.begin(told, machine_versions(threads))
+            folder.begin(written, machine_versions(threads))
 
     run_on_all(communicator, begin)
     sent: list[Sent] = []
@@ -439,7 +439,7 @@ class DistributedFit:
         self, model: Path | None = None, weights: Path | None = None, folder: RunFolder | None = None
     ) -> dict[str, Any]:
         """Return the result and its files as plain data; bytes are means over ranks, or over workers."""
-        settings, told, history = self.settings, self.settings.to_dict(), self.training.history
+        settings, stored, history = self.settings, self.settings.to_dict(), self.training.history
         workers, down = len(settings.workers), sum(row.bytes_down for row in history)
         return {
             "model": model or (None if folder is None else folder.path / MODEL),
@@ -448,7 +448,7 @@ class DistributedFit:
             "n_components": settings.n_components,
             "shape": self.data.shape,
             "parties": 1,
-            **{name: told[name] for name in ("engine", "ranks", "reduce", "dtype", "seed")},
+            **{name: stored[name] for name in ("engine", "ranks", "reduce", "dtype", "seed")},
             "outcome": str(self.training.outcome),
             "iterations": self.iterations,
             "seconds": round(self.seconds, 6),
@@ -477,7 +477,7 @@ class DistributedFit:
         is_first, kept = communicator.rank == 0, self.result.weights
         place, rows = (None if name is None else Path(name) for name in (model, weights))
         path = None if rows is None else shard_path(rows, communicator.rank, communicator.size)
-        told = self.summary(place, rows, folder)
+        summary = self.summary(place, rows, folder)
         with ExitStack() as undone, ExitStack() as last, ExitStack() as drafts:
 
             def write() -> None:
@@ -505,7 +505,7 @@ class DistributedFit:
                 if folder is not None:
                     for name in (RESULT, MODEL):
                         undone.callback(_remove, folder.path / name)
-                    folder.end(self.training.history, self.sent, told)
+                    folder.end(self.training.history, self.sent, summary)
                 last.close()
 
             for step in (write, forget_earlier, name_shard, conclude):

@@ -241,7 +241,7 @@ def _some_rows(shard: Shard, share: float) -> Shard:
     return shard if count >= n else replace(shard, matrix=shard.matrix.rows(np.arange(count) * n // count))
 
 
-def warn_of_divergence(training: Training) -> None:
+def warn_about_divergence(training: Training) -> None:
     """Warn Python callers of divergence; the command line reports the outcome instead."""
     if training.outcome is Outcome.DIVERGED:
         message = f"The fit diverged and was stopped. The best model so far is kept. {training.error_text}".rstrip()

@@ -49,9 +49,9 @@ from partsong.training.result import (
     error_from_data,
     finish,
     is_reliable_error,
+    warn_about_divergence,
     warn_if_ill_posed,
     warn_if_model_is_zero,
-    warn_of_divergence,
 )
 
 
@@ -203,7 +203,7 @@ def simulate_rounds(
 
 def finish_with_warnings(fit: Fit, training: Training) -> FitResult:
     """Return the model of a run; warn if the fit diverged, is ill-posed, or ended at zero."""
-    warn_of_divergence(training)
+    warn_about_divergence(training)
     warn_if_ill_posed(fit.solver)
     result = finish(fit, training)
     warn_if_model_is_zero(fit.solver, result)

@@ -166,24 +166,24 @@ def test_arrivals_come_when_they_are_due_and_seconds_add_up_to_the_clock():
     due, number = {}, dict.fromkeys(NAMES, 0)
     shards = {shard.name: shard for shard in shards_of()}
     for name in NAMES:
-        due[name] = UNEVEN.of(shards[name], 0, 3)
+        due[name] = UNEVEN.duration(shards[name], 0, 3)
     for done, clock in zip(rounds, accumulate(seconds_of(rounds)), strict=True):
         (name,) = done.participants
         assert due[name] == min(due.values()) == done.checkpoint.clock
         assert_allclose(clock, done.checkpoint.clock, rtol=1e-12)
         number[name] += 1
-        due[name] += UNEVEN.of(shards[name], number[name], 3)
+        due[name] += UNEVEN.duration(shards[name], number[name], 3)
 
 
 def test_jitter_is_a_stream_of_seed_party_and_piece():
     durations, (first, second, _) = Durations(jitter=0.2), shards_of()
-    draws = np.array([durations.of(first, i, 3) for i in range(400)]) / first.matrix.shape[0]
+    draws = np.array([durations.duration(first, i, 3) for i in range(400)]) / first.matrix.shape[0]
     assert len(set(draws)) == 400
     assert_allclose(np.log(draws).std(), 0.2, rtol=0.15)
     assert abs(np.log(draws).mean()) < 0.05
-    assert durations.of(first, 7, 3) == durations.of(first, 7, 3) != durations.of(first, 7, 4)
-    assert durations.of(first, 7, 3) / 12 != durations.of(second, 7, 3) / 15
-    assert replace(durations, latency=5.0).of(first, 7, 3) == durations.of(first, 7, 3) + 5.0
+    assert durations.duration(first, 7, 3) == durations.duration(first, 7, 3) != durations.duration(first, 7, 4)
+    assert durations.duration(first, 7, 3) / 12 != durations.duration(second, 7, 3) / 15
+    assert replace(durations, latency=5.0).duration(first, 7, 3) == durations.duration(first, 7, 3) + 5.0
 
 
 @pytest.mark.parametrize(("rho", "offset"), [(1.0, 0), (3.0, 0), (1.0, 2)])
@@ -194,7 +194,7 @@ def test_relaxation_by_hand(rho, offset):
     H = _start(program)
     sent, number = dict.fromkeys(NAMES, (H, 0)), dict.fromkeys(NAMES, 0)
     states = dict.fromkeys(NAMES, AveragingPartyState())
-    due = {name: UNEVEN.of(shards[name], 0, 3) for name in NAMES}
+    due = {name: UNEVEN.duration(shards[name], 0, 3) for name in NAMES}
     for index, done in enumerate(rounds):
         name = min(NAMES, key=lambda party: (due[party], party))
         model = Message({"H": sent[name][0], "turn": np.array([sent[name][1], 0])})
@@ -202,7 +202,7 @@ def test_relaxation_by_hand(rho, offset):
         weight = rho / (rho + index + offset)
         H = (1 - weight) * H + weight * upload["H"]
         sent[name], number[name] = (H, index + 1), number[name] + 1
-        due[name] += UNEVEN.of(shards[name], number[name], 3)
+        due[name] += UNEVEN.duration(shards[name], number[name], 3)
         assert done.participants == (name,)
         assert_allclose(done.model["H"], H, rtol=1e-12, atol=1e-14)
     assert all(done.checkpoint.parties.keys() == set(NAMES) for done in rounds)
