@@ -246,7 +246,7 @@ class Noisy(PlainReduction):
     ("program", "reduction", "told"),
     [
         (PROGRAMS["fnmf"], PlainReduction(), "reads individual uploads"),
-        (PROGRAMS["exact"], PairwiseMasks(), "take the place of PairwiseMasks"),
+        (PROGRAMS["exact"], PairwiseMasks(), "replace PairwiseMasks"),
         (PROGRAMS["exact"], MASKED, 'replace SecureSum. Use reduce="in order"'),
         (PROGRAMS["exact"], Noisy(), "something other than the upload"),
     ],
@@ -479,7 +479,7 @@ def test_where_nobody_is_left_all_ranks_say_so():
 
     for error in run(Nobody(PROGRAMS["exact"], "", DataError()), SEATS["unequal"], on_party_error="skip"):
         assert isinstance(error, PartyError)
-        assert "all 5 parties are faulty. The first, 'p00': no data at p00" in str(error)
+        assert "all 5 are faulty. The first, 'p00': no data at p00" in str(error)
 
 
 def test_ranks_that_drift_apart_are_noticed():

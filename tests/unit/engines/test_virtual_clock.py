@@ -420,7 +420,7 @@ def test_what_a_reduction_sends_is_what_is_taken_in():
         ({"absent": {1: frozenset({"p00"})}}, ParameterError, "stragglers"),
         ({"dropouts": {1: {"p00": 0}}}, ParameterError, "stragglers"),
         ({"program": build("fnmf-by-sums", 4, sweeps=2)}, CompositionError, "sweeps=1"),
-        ({"durations": Durations(seconds={"p00": 1.0})}, ParameterError, "nothing of p01, p02"),
+        ({"durations": Durations(seconds={"p00": 1.0})}, ParameterError, "lack the seconds of p01, p02"),
         ({"durations": Durations(stragglers={"p07": 2.0})}, ParameterError, "unknown parties: p07"),
         ({"durations": Durations(jitter=1e6)}, ParameterError, "lower jitter"),
     ],
