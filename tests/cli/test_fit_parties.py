@@ -160,7 +160,7 @@ def test_damaged_lists_of_parts(invoke, parts, content):
         ("name", "party-01", "same name, 'party-01'"),
         ("file", 3, "party 2: file must be text in quotes; got 3"),
         ("file", "party-01.npz", "same file, 'party-01.npz'"),
-        ("file", "../party-02.npz", "plain name"),
+        ("file", "../party-02.npz", "not the name of a file in the same folder"),
         ("rows", "15", 'party 2: rows must be a whole number of at least 1; got "15"'),
         ("rows", 0, "party 2: rows must be a whole number of at least 1; got 0"),
         ("rows", True, "party 2: rows must be a whole number of at least 1; got true"),

@@ -263,8 +263,8 @@ def files_advice(tmp_path):
     [
         (("--method", "fednmf", "--rate", "1e9"), ("a smaller rate", "a larger batch")),
         (("--method", "fednmf", "--rate", "1e9", "--secure-aggregation"), ("a smaller rate", "a larger batch")),
-        (("--method", "fednmf", "--rate", "1e9", "--weighting", "counts"), ("a smaller rate", "weighting tfidf")),
-        (("--method", "fednmf-mi", "--critic-rate", "1e9"), ("a smaller critic_rate", "mi_gradient js")),
+        (("--method", "fednmf", "--rate", "1e9", "--weighting", "counts"), ("a smaller rate", 'weighting="tfidf"')),
+        (("--method", "fednmf-mi", "--critic-rate", "1e9"), ("a smaller critic_rate", 'mi_gradient="js"')),
         (("--method", "fednmf", "--rate", "1e9", "--server", "yogi"), ("a smaller rate", "a smaller server_rate")),
     ],
 )

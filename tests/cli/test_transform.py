@@ -170,7 +170,7 @@ def test_errors(invoke, model, tmp_path, words, code):
 
 def test_columns_of_text_are_told_with_the_ways_out(invoke, model, data_csv):
     message = invoke("transform", data_csv, model, "-o", "W.csv", code=1).stderr
-    assert "as the label" in message
+    assert "such a column as label" in message
     assert "drop_extra" in message
 
 

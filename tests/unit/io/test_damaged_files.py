@@ -128,7 +128,7 @@ def test_files_that_are_not_there_or_not_files(tmp_path):
     with pytest.raises(FormatError, match=r"extension \.xlsx is not one of \.npy, "):
         read(tmp_path / "t.xlsx")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileError, match="holds nothing"):
+    with pytest.raises(FileError, match="contains nothing"):
         read(tmp_path / "empty")
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(FileError, match="pipe"):
