@@ -13,7 +13,7 @@ from benchmarks.speed.evaluation import Problem
 from benchmarks.speed.iterations import factors, iterate
 from partsong.core import runtime
 from partsong.data.conversion import as_matrix
-from partsong.solvers.initialization import random_beginning
+from partsong.solvers.initialization import random_init
 from partsong.solvers.squared_error import SquaredError, accelerated_hals
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation
 
@@ -28,7 +28,7 @@ def measure(problem: Problem, n_threads: int, repeats: int) -> dict[str, float]:
     """
     matrix = as_matrix(problem.X)
     with runtime.limit_kernel_threads(n_threads):
-        start = random_beginning(matrix, problem.rank, np.random.default_rng(0))
+        start = random_init(matrix, problem.rank, np.random.default_rng(0))
     one_sweep = CoordinateDescent(sweeps=1)
     kinds = {
         "one sweep": SquaredError(one_sweep),

@@ -16,7 +16,7 @@ from benchmarks.machine import cores
 from partsong.core import runtime
 from partsong.data.observed import ObservedMatrix, observed
 from partsong.kernels import game as compiled_game
-from partsong.solvers.game import ConstantStep, Game, SafeStep, Standing
+from partsong.solvers.game import ConstantStep, Game, GameState, SafeStep
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
 
 GOAL_SECONDS, GOAL_RATIO = 0.1, 50.0
@@ -111,7 +111,7 @@ def _timed(
             for count in counts:
                 with runtime.limit_kernel_threads(count):
                     began = time.perf_counter()
-                    game.sweep(cells, Standing(W, Ht), 0, miss=1.0, draw=np.random.default_rng(turn))
+                    game.sweep(cells, GameState(W, Ht), 0, residual_norm=1.0, generator=np.random.default_rng(turn))
                     if turn:  # the first call compiles
                         found[name][count].append(time.perf_counter() - began)
     return {name: {n: statistics.median(times) for n, times in by.items()} for name, by in found.items()}

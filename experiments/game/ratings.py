@@ -21,9 +21,9 @@ from experiments.game.workers import ratings
 from partsong.core import runtime
 from partsong.core.streams import stream
 from partsong.data.observed import ObservedMatrix
-from partsong.solvers.game import ConstantStep, Game, SafeStep, Standing, StepSize, balance, first_weights
+from partsong.solvers.game import ConstantStep, Game, GameState, SafeStep, StepSize, balance, initial_weights
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import SquaredError
 
 SETS = {"MovieLens 100k": "movielens_100k.npz", "MovieLens 1M": "movielens_1m.npz"}
@@ -87,19 +87,19 @@ def game_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, step:
     """Run the stratified game from random columns and constant rows, rescaled to equal norms."""
     game = Game(step=step)
     Ht = stream(seed, "columns").random((matrix.shape[1], rank)).astype(matrix.dtype)
-    W = first_weights(matrix, Ht)
+    W = initial_weights(matrix, Ht)
     scale = matrix.dtype.type(balance(W, Ht))
-    standing, pace, before = Standing(W * scale, Ht / scale), 1.0, float("inf")
+    game_state, pace, before = GameState(W * scale, Ht / scale), 1.0, float("inf")
     for sweep in range(sweeps):
-        standing = game.sweep(matrix, standing, sweep, pace=pace)
-        pace, before = game.step.paced(pace, sweep, before, standing.seen), standing.seen
-        yield standing.W, standing.Ht
+        game_state = game.sweep(matrix, game_state, sweep, pace=pace)
+        pace, before = game.step.next_pace(pace, sweep, before, game_state.squared_error), game_state.squared_error
+        yield game_state.W, game_state.Ht
 
 
 def exact_sweeps(matrix: ObservedMatrix, rank: int, seed: int, sweeps: int, penalty: float) -> Iterator[Model]:
     """Alternate exact solves of all rows and all columns, with a ridge penalty per known cell."""
     ridge = Penalty(l2=penalty)
-    solver = ObservedRows(SquaredError(penalty_W=ridge, penalty_H=ridge))
+    solver = ObservedRowSolver(SquaredError(penalty_W=ridge, penalty_H=ridge))
     Ht = stream(seed, "columns").random((matrix.shape[1], rank)).astype(matrix.dtype)
     for _ in range(sweeps):
         W = solver.solve_rows(matrix, Ht)

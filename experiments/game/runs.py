@@ -16,7 +16,7 @@ from partsong.aggregation.alignment import Assignment, correlations
 from partsong.core.streams import stream
 from partsong.data.conversion import as_matrix
 from partsong.data.dense import DenseMatrix
-from partsong.solvers.game import ConstantStep, Game, NoSelfPlay, SafeStep, ShrinkOthers, ShrinkSmallest, Standing
+from partsong.solvers.game import ConstantStep, Game, GameState, NoSelfPlay, SafeStep, ShrinkOthers, ShrinkSmallest
 from partsong.solvers.game_orders import Raster, Simultaneous, Stratified
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import Multiplicative
@@ -72,14 +72,14 @@ def played(X: np.ndarray, method: Method, W: np.ndarray, H: np.ndarray, sweeps: 
         yield from _multiplied(X, W, np.ascontiguousarray(H.T), sweeps)
         return
     matrix, game = as_matrix(X), method.game
-    standing, pace, before = Standing(W, np.ascontiguousarray(H.T)), 1.0, float("inf")
+    game_state, pace, before = GameState(W, np.ascontiguousarray(H.T)), 1.0, float("inf")
     for sweep in range(sweeps):
         needs_miss = method.order == "simultaneous" and method.eta is None
-        miss = error_of(X, standing.W, standing.Ht) if needs_miss else float("nan")
-        standing = game.sweep(matrix, standing, sweep, pace=pace, miss=miss)
-        pace = game.step.paced(pace, sweep, before, standing.seen)
-        before = standing.seen
-        yield standing.W, standing.Ht
+        residual_norm = error_of(X, game_state.W, game_state.Ht) if needs_miss else float("nan")
+        game_state = game.sweep(matrix, game_state, sweep, pace=pace, residual_norm=residual_norm)
+        pace = game.step.next_pace(pace, sweep, before, game_state.squared_error)
+        before = game_state.squared_error
+        yield game_state.W, game_state.Ht
 
 
 def _multiplied(X: np.ndarray, W: np.ndarray, Ht: np.ndarray, sweeps: int) -> Iterator[tuple[Any, Any]]:

@@ -27,7 +27,7 @@ from experiments.game.runs import (
     write_lines,
 )
 from partsong.data.conversion import as_matrix
-from partsong.solvers.game_orders import Meeting, board_of
+from partsong.solvers.game_orders import PairStep, build_cells
 
 PIECES = 200
 POINTS_DRAWN = 120
@@ -48,11 +48,11 @@ def way_of(X: np.ndarray, method: Method, begin: tuple[np.ndarray, np.ndarray], 
 
 def way_within(X: np.ndarray, eta: float, begin: tuple[np.ndarray, np.ndarray], sweeps: int) -> np.ndarray:
     """H after every row of every sweep, with a constant η."""
-    board, W, Ht = board_of(as_matrix(X)), begin[0].copy(), np.ascontiguousarray(begin[1].T)
+    cells, W, Ht = build_cells(as_matrix(X)), begin[0].copy(), np.ascontiguousarray(begin[1].T)
     way = [Ht.T.copy()]
     for _ in range(sweeps):
         for i in range(len(W)):
-            board.play(np.array([i]), 0, len(Ht), W, Ht, Meeting(eta, 0.0))
+            cells.play(np.array([i]), 0, len(Ht), W, Ht, PairStep(eta, 0.0))
             way.append(Ht.T.copy())
     return np.stack(way)
 

@@ -27,7 +27,7 @@ from partsong.data.conversion import as_matrix
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.local import Sequential
 from partsong.methods.game import FederatedGame
-from partsong.solvers.game import ConstantStep, Game, Standing
+from partsong.solvers.game import ConstantStep, Game, GameState
 from partsong.solvers.game_orders import Order, Raster, Stratified
 
 WORKERS = (1, 2, 4, 8, 16)
@@ -55,11 +55,11 @@ def seconds_of(matrix: Matrix, number: int, sweeps: int) -> list[float]:
     """Seconds of single sweeps on this many threads, after one that compiles."""
     draw, game, taken = stream(0, "begin"), Game(Stratified()), []
     W, Ht = (draw.random((side, RANK)).astype(np.float32) for side in matrix.shape)
-    standing = Standing(W, Ht)
+    game_state = GameState(W, Ht)
     with runtime.limit_kernel_threads(number):
         for sweep in range(sweeps + 1):
             began = time.perf_counter()
-            standing = game.sweep(matrix, standing, sweep)
+            game_state = game.sweep(matrix, game_state, sweep)
             taken.append(time.perf_counter() - began)
     return taken[1:]
 
@@ -141,10 +141,10 @@ def maps(sweeps: int, starts: int) -> Iterator[dict[str, Any]]:
             "4 workers, every fourth": Stratified(4, *(tuple((np.arange(size) % 4).tolist()) for size in X.shape)),
         }
         for name, order in orders.items():
-            game, standing = Game(order, ConstantStep(0.1)), Standing(W, np.ascontiguousarray(H.T))
+            game, game_state = Game(order, ConstantStep(0.1)), GameState(W, np.ascontiguousarray(H.T))
             for sweep in range(sweeps):
-                standing = game.sweep(as_matrix(X), standing, sweep)
-            error = rounded(error_of(X, standing.W, standing.Ht))
+                game_state = game.sweep(as_matrix(X), game_state, sweep)
+            error = rounded(error_of(X, game_state.W, game_state.Ht))
             yield {"kind": "maps", "data": seed, "map": name, "sweeps": sweeps, "error": error}
 
 

@@ -504,7 +504,7 @@ def difference_part(is_quick: bool) -> Iterator[Record]:
 def at_limit(seed: int, kind: str, parts: Sequence[Any], rank: int, limit: Exposure, seconds: float) -> Record:
     """Run as many rounds as a limit allows, then every attack; return the worst finding, judged by the truth."""
     support = Support.of(dense(parts[0]))
-    rounds = (support.most_directions(limit) or 0) // rank
+    rounds = (support.max_directions(limit) or 0) // rank
     about: Record = {"set": kind, "limit": str(limit), "rows": parts[0].shape[0], "columns": parts[0].shape[1]}
     about |= {"rank": rank, "rounds": rounds, "seed": seed}
     if not rounds:
@@ -580,7 +580,7 @@ def odd_part(is_quick: bool) -> Iterator[Record]:
                 parts = (
                     alike(seed) if kind == "alike" else [dense(a) for a in drawn(kind, seed, (200, 100), least=least)]
                 )
-                most = Support.of(parts[0]).most_directions(Exposure.MEMBERSHIP) or 0
+                most = Support.of(parts[0]).max_directions(Exposure.MEMBERSHIP) or 0
                 for rank, rounds in ((2, 1), (10, max(1, (most - 5) // 10))):
                     yield {"kind": "odd", **odd_row(seed, kind, parts, factor, rank, rounds)}
 

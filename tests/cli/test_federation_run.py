@@ -45,7 +45,7 @@ from partsong.federation.transports.files import request_transport
 from partsong.federation.wire import Kind, Request
 from partsong.io.model_file import load_model
 from partsong.secure_aggregation import crypto
-from partsong.solvers.lda import TopicRows
+from partsong.solvers.lda import TopicInference
 
 SITES = ("east", "north", "south")
 EXPERIMENT = 'method = "exact"\nrank = 2\nrounds = 1\nsecure_aggregation = true\nmask_bound = {}\n'
@@ -570,7 +570,9 @@ def test_keys_of_the_file_are_told_as_keys_and_not_as_options(told, tmp_path, te
 def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_path):
     H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5]])
     words = ("apple", "bread", "chess", "dance")
-    save_topic_result(tmp_path / TOPICS_FILE, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
+    save_topic_result(
+        tmp_path / TOPICS_FILE, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicInference(0.5)
+    )
     shown = told("topics", "show", TOPICS_FILE)
     assert shown["topics"][0]["words"][:2] == ["apple", "bread"]
     assert (shown["settings"]["method"], shown["settings"]["weighting"]) == ("fedlda", "counts")
@@ -585,7 +587,9 @@ def test_the_result_of_a_site_is_shown_and_transforms_texts(invoke, told, tmp_pa
 def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, told, tmp_path):
     H = np.array([[0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.3, 0.5], [0.2, 0.4, 0.1, 0.3]])
     words = ("apple", "bread", "chess", "dance")
-    save_topic_result(tmp_path / TOPICS_FILE, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicRows(0.5))
+    save_topic_result(
+        tmp_path / TOPICS_FILE, H, words, {"method": "fedlda", "rounds": 3, "seed": 6}, TopicInference(0.5)
+    )
     assert [topic["share"] for topic in told("topics", "show", TOPICS_FILE)["topics"]] == [None] * 3
     shown = invoke("topics", "show", TOPICS_FILE, "--html", "shown.html").stdout
     assert "%" not in shown

@@ -17,7 +17,7 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.wire import RequestRefused
 from partsong.privacy.accounting import Ledger, Release
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.spending import DEFAULT_DELTA
 from tests.federation.helpers import charge, depart
 
 STATUS = ("federation", "status", "--folder", "site-north")
@@ -86,7 +86,7 @@ def test_of_promises_that_do_not_compose_no_epsilon_is_told(books, told, invoke)
     ledger, _ = books
     party, row = Release("gaussian", 2.0, "party", "replace"), Release("gaussian", 3.0, "row", "add-or-remove")
     charge(ledger, party, count=3)
-    spent = Ledger().after(party, 3).epsilon(USUAL_DELTA)
+    spent = Ledger().after(party, 3).epsilon(DEFAULT_DELTA)
     assert told(*STATUS)["epsilon_spent"] == pytest.approx(spent)
     assert f"ε spent by the other releases: {spent:.4g} (no budget" in invoke(*STATUS).stdout
     charge(ledger, row, count=3)

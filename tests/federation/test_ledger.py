@@ -28,7 +28,7 @@ from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.site.state import RunFolder
 from partsong.federation.wire import Kind, Nonce, Request, RequestRefused
 from partsong.privacy.accounting import Ledger, Release
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.spending import DEFAULT_DELTA
 from tests.federation.helpers import COLUMNS, Federation, charge, noisy_plan, rows_of
 from tests.federation.test_site import code_of, of_kind, recorded
 from tests.federation.test_site_limits import Stopped, in_the_open, lines_of, private, request_of, said
@@ -59,8 +59,8 @@ def test_an_opening_balance_takes_from_the_log_what_a_lost_ledger_knew(tmp_path,
     assert said(site, hello_of(federation)) == "ledger"
     assert (site.ledger.serial, len(lines_of(site))) == (0, lines + 2)
     stated = add_opening_balance(tmp_path / "east", "the ledger is lost")
-    assert (stated.releases, stated.directions, stated.delta) == (2, 0, USUAL_DELTA / 2)
-    assert stated.epsilon == spent.epsilon(USUAL_DELTA / 2)
+    assert (stated.releases, stated.directions, stated.delta) == (2, 0, DEFAULT_DELTA / 2)
+    assert stated.epsilon == spent.epsilon(DEFAULT_DELTA / 2)
     books = site.ledger.load()
     assert (books.serial, books.noiseless) == (2, 0)
     assert books.epsilon(DELTA) == stated.epsilon > spent.epsilon(DELTA) > 0

@@ -63,7 +63,7 @@ from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import Gaussian
 from partsong.solvers.game import SELF_PLAYS, Game
 from partsong.solvers.game_orders import ORDERS
-from partsong.solvers.squared_error import solver_of
+from partsong.solvers.squared_error import build_solver
 from tests.federation.helpers import NAMES, Counting, Federation, by_seed, noisy_plan, topic_texts_of
 from tests.federation.test_asynchronous import arrivals_of
 
@@ -184,7 +184,7 @@ def private(program: object, **privacy: object) -> object:
 PROGRAMS = {
     "exact": build("exact", RANK, local_steps=5),
     "exact, accelerated": build("exact", RANK, accelerate=True, local_steps=5),
-    "exact, penalised": SharedSums(RANK, solver_of("hals", 1e-3, 2e-3, 0.5)),
+    "exact, penalised": SharedSums(RANK, build_solver("hals", 1e-3, 2e-3, 0.5)),
     "exact, private rows": row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
     "fedavg": build("fedavg", RANK, local_steps=3),
     "fedprox": build("fedprox", RANK, local_steps=3),

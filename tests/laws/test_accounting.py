@@ -23,11 +23,11 @@ from partsong.privacy.accounting import (
     Ledger,
     Release,
     composed_epsilon,
-    concentrated_epsilon,
     gaussian_epsilon,
     largest_mu,
     log_delta,
-    loss_distribution_epsilon,
+    pld_epsilon,
+    zcdp_epsilon,
 )
 from partsong.privacy.calibration import analytic_sigma, noise_multiplier_for, rounds_within
 
@@ -96,15 +96,15 @@ def test_gaussian_rounds_cost_what_dp_accounting_says(rounds):
     ours = Ledger().after(GAUSS, rounds).epsilon(DELTA)
     assert ours == pytest.approx(expected, abs=1e-6)
     costs = (("gaussian", 4.0, rounds),)
-    assert loss_distribution_epsilon(costs, DELTA) == pytest.approx(expected, abs=1e-6)
-    assert loss_distribution_epsilon(costs, DELTA, one_by_one=True) == pytest.approx(expected, abs=1e-6)
+    assert pld_epsilon(costs, DELTA) == pytest.approx(expected, abs=1e-6)
+    assert pld_epsilon(costs, DELTA, one_by_one=True) == pytest.approx(expected, abs=1e-6)
 
 
 def test_published_values_of_other_accountants():
     """T = 100, δ = 1e-5: 13.21 for σ = 4 by two PLD accountants, 1.95 for Laplace b = 20; RDP says 14.13."""
     assert round(Ledger().after(GAUSS, 100).epsilon(DELTA), 2) == 13.21
     assert round(Ledger().after(LAPLACE, 100).epsilon(DELTA), 2) == 1.95
-    assert round(concentrated_epsilon(Ledger().after(GAUSS, 100).costs, DELTA), 2) == 14.13
+    assert round(zcdp_epsilon(Ledger().after(GAUSS, 100).costs, DELTA), 2) == 14.13
 
 
 @pytest.mark.parametrize("rounds", [1, 10, 100])
@@ -124,7 +124,7 @@ def test_a_mixture_costs_what_dp_accounting_says():
         (dp_accounting.GaussianDpEvent(9.0), 5),
     )
     assert ledger.epsilon(DELTA) == pytest.approx(expected, abs=1e-4)
-    assert ledger.epsilon(DELTA) < concentrated_epsilon(ledger.costs, DELTA)
+    assert ledger.epsilon(DELTA) < zcdp_epsilon(ledger.costs, DELTA)
 
 
 def test_two_laplace_entries_tell_no_more_than_one_that_moves_as_far_in_all():
@@ -141,7 +141,7 @@ def test_two_laplace_entries_tell_no_more_than_one_that_moves_as_far_in_all():
 @settings(max_examples=60, deadline=None)
 def test_exact_composition_stays_below_concentrated(costs):
     exact = composed_epsilon(tuple(costs), DELTA)
-    assert exact <= concentrated_epsilon(tuple(costs), DELTA) * (1 + 1e-6)
+    assert exact <= zcdp_epsilon(tuple(costs), DELTA) * (1 + 1e-6)
 
 
 @given(some.floats(0.01, 100), some.integers(1, 300), some.sampled_from([1e-9, 1e-5, 1e-2]))
@@ -309,13 +309,13 @@ def test_without_dp_accounting_gaussian_ledgers_work_and_others_say_what_to_inst
             raise ImportError(name)
         return ordinary(name, *args, **kwargs)
 
-    accounting.loss_distribution_epsilon.cache_clear()
+    accounting.pld_epsilon.cache_clear()
     monkeypatch.setattr(builtins, "__import__", absent)
     assert Ledger().after(GAUSS, 100).epsilon(DELTA) < 13.21
     with pytest.raises(MissingExtra, match=r"partsong\[privacy\]"):
         Ledger().after(LAPLACE, 3).epsilon(DELTA)
     assert Ledger().after(LAPLACE, 3).epsilon(0.0) == pytest.approx(0.15)
-    assert concentrated_epsilon(Ledger().after(LAPLACE, 3).costs, DELTA) > 0
+    assert zcdp_epsilon(Ledger().after(LAPLACE, 3).costs, DELTA) > 0
 
 
 def test_accounts_that_are_none_are_refused():
@@ -329,7 +329,7 @@ def test_the_faintest_and_the_widest_noise_have_an_epsilon_and_a_number_of_round
         assert Ledger().after(Release(kind, 1e-9)).epsilon(DELTA) > 1e8
     assert Ledger().after(Release("laplace", 3.0), 2**50).epsilon(DELTA) > 1e13
     many = Ledger().after(Release("laplace", 1000.0), 10**6)
-    assert many.epsilon(DELTA) <= concentrated_epsilon(many.costs, DELTA) * (1 + 1e-9), (
+    assert many.epsilon(DELTA) <= zcdp_epsilon(many.costs, DELTA) * (1 + 1e-9), (
         "cells of the loss are wider than the losses"
     )
     mixed = Ledger().after(Release("laplace", 1e-4)).after(Release("gaussian", 2.0))

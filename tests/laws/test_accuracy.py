@@ -16,7 +16,7 @@ from partsong.data.dense import FEW_COMPONENTS
 from partsong.data.sparse import SparseMatrix
 from partsong.evaluation.metrics import relative_error
 from partsong.methods.exact import SharedSums
-from partsong.solvers.squared_error import KNOWN, RowState, SquaredError
+from partsong.solvers.squared_error import DETECTABLE_ERROR, RowState, SquaredError
 from partsong.solvers.update_rules import Extrapolation
 from partsong.training.result import complete
 
@@ -153,8 +153,8 @@ def test_rounding_below_zero_is_stated_as_the_least_error_that_sums_can_tell():
     pace = replace(some_columns().pace, objective=np.array(0.25 - 1e-10))
     told = SharedSums(2).metrics(some_columns(squared_error=-2e-10, pace=pace))
     norm = some_columns().squared_norm
-    assert told["relative_error"] ** 2 == pytest.approx(KNOWN["float64"])
-    assert told["objective"] == pytest.approx(KNOWN["float64"] + 0.5 / norm, rel=1e-9), "penalties stay"
+    assert told["relative_error"] ** 2 == pytest.approx(DETECTABLE_ERROR["float64"])
+    assert told["objective"] == pytest.approx(DETECTABLE_ERROR["float64"] + 0.5 / norm, rel=1e-9), "penalties stay"
 
 
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_array], ids=["dense", "sparse"])

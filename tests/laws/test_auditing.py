@@ -19,11 +19,11 @@ from partsong.methods import build
 from partsong.methods.private import party_private, row_private
 from partsong.privacy import mechanisms
 from partsong.privacy.accounting import Ledger
-from partsong.privacy.auditing import attack, audit, telling_direction
+from partsong.privacy.auditing import attack, audit, fisher_direction
 from partsong.privacy.calibration import noise_multiplier_for
 from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.row_level import BoundedRows, NoisyRows
+from partsong.privacy.row_level import NoisyRowSums, RowBounds
 
 DELTA, EPSILON, RUNS = 1e-5, 3.0, 2000
 FAR = {"H": np.full(4, 1e3)}  # so far from zero that no clamping hides anything
@@ -129,11 +129,11 @@ def test_noise_that_is_used_in_two_rounds_is_found():
 def rows_transcript(mechanism, n, label, *, exact_count=False):
     bounds = mechanism.bounds
     X, W = np.full((n, 2), bounds.row_bound / math.sqrt(2)), np.full((n, 1), bounds.weight_bound)
-    sums = bounds.sums(W, bounds.whole_rows(X))
+    sums = bounds.sums(W, bounds.quantize_rows(X))
     radius = bounds.radius
 
     def transcript(run):
-        noisy = mechanism.noisy(sums, InsecureSource(23, label, run))
+        noisy = mechanism.add_noise(sums, InsecureSource(23, label, run))
         gram, cross = noisy.gram * bounds.weight_unit**2, noisy.cross * bounds.weight_unit * bounds.row_unit
         count = n if exact_count else noisy.count * 2.0**-20
         return np.concatenate([gram.ravel() / radius, cross.ravel() / radius, [count]])
@@ -143,7 +143,7 @@ def rows_transcript(mechanism, n, label, *, exact_count=False):
 
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_rows_keep_their_promise_unless_the_count_is_told(is_exact):
-    mechanism = NoisyRows(BoundedRows(0.7, 1.2), noise_multiplier_for(3.0, DELTA, 1))
+    mechanism = NoisyRowSums(RowBounds(0.7, 1.2), noise_multiplier_for(3.0, DELTA, 1))
     claim = Ledger().after(mechanism.release).epsilon(DELTA)
     first, second = (rows_transcript(mechanism, n, n, exact_count=is_exact) for n in (8, 9))
     finding = audit(first, second, runs=RUNS)
@@ -172,7 +172,7 @@ def test_the_direction_is_the_one_without_noise():
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(500, 1))
     first = np.hstack([noise, noise])
-    direction = telling_direction(first, first[::-1] + np.array([0.01, 0.0]))
+    direction = fisher_direction(first, first[::-1] + np.array([0.01, 0.0]))
     assert direction[0] == pytest.approx(-direction[1], rel=1e-3)
 
 
@@ -308,12 +308,12 @@ def test_private_sums_keep_their_promise_about_rows():
 
 
 def test_a_weight_that_is_not_bounded_is_found_in_private_sums(monkeypatch):
-    def unbounded(self, W, whole_rows):
+    def unbounded(self, W, quantized_rows):
         return (np.rint(W / self.weight_unit),) * 2
 
     program = of_rows(weight_bound=0.1)
     assert not is_refuted(program, NOTHING, ONE_MORE)
-    monkeypatch.setattr(BoundedRows, "whole_weights", unbounded)
+    monkeypatch.setattr(RowBounds, "quantize_weights", unbounded)
     assert is_refuted(program, NOTHING, ONE_MORE)
 
 

@@ -27,7 +27,7 @@ from partsong.errors import CompositionError, DataError, ParameterError
 from partsong.evaluation.metrics import potential
 from partsong.methods import build
 from partsong.methods.averaging import LocalAveraging
-from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
+from partsong.solvers.coupling import AlignedProximalTerm, NoCoupling, ProximalAnchor, ProximalTerm
 from partsong.solvers.normal_equations import NormalEquations
 from partsong.solvers.update_rules import (
     BlockPivoting,
@@ -71,7 +71,7 @@ def test_no_strength_is_no_pull(rule, coupling):
             coupling.check(rule)
         return
     W, X, own, model = problem()
-    plain, memory, _ = NoPull().step(rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model))
+    plain, memory, _ = NoCoupling().step(rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model))
     pulled, other, _ = coupling.step(rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model))
     assert_allclose(pulled, plain, rtol=1e-12, atol=1e-14)
     assert memory.count == other.count == 1
@@ -83,7 +83,7 @@ def test_the_printed_form_is_a_weighted_mean_with_the_aligned_model(rule, align)
     W, X, own, model = problem()
     kept = own.copy(), model.copy()
     plain, _ = rule.step(own, equations_of(W, X), rule.init(own))
-    pulled, _, tether = AlignedProximalTerm(0.7, align).step(
+    pulled, _, anchor = AlignedProximalTerm(0.7, align).step(
         rule, own, equations_of(W, X), rule.init(own), ProximalAnchor(model)
     )
     P = align.plan(own.T, model.T).matrix
@@ -92,7 +92,7 @@ def test_the_printed_form_is_a_weighted_mean_with_the_aligned_model(rule, align)
     assert (pulled >= 0).all()
     assert_array_equal(own, kept[0])
     assert_array_equal(model, kept[1])
-    assert_allclose(tether.plan.matrix, P)
+    assert_allclose(anchor.plan.matrix, P)
 
 
 @pytest.mark.parametrize("rule", [InertialPalm(), InertialPalm(0.3), ProjectedGradient()], ids=repr)
@@ -165,10 +165,10 @@ def test_alignments_are_found_anew_every_so_many_steps():
 
     for every, expected in ((1, 6), (3, 2), (10, 1)):
         seen.clear()
-        tether, Ht, memory = ProximalAnchor(model), own, InertialPalm().init(own)
+        anchor, Ht, memory = ProximalAnchor(model), own, InertialPalm().init(own)
         for _ in range(6):
-            Ht, memory, tether = AlignedProximalTerm(0.1, Counted(), every=every).step(
-                InertialPalm(), Ht, equations_of(W, X), memory, tether
+            Ht, memory, anchor = AlignedProximalTerm(0.1, Counted(), every=every).step(
+                InertialPalm(), Ht, equations_of(W, X), memory, anchor
             )
         assert len(seen) == expected
 
@@ -385,13 +385,13 @@ def test_no_step_of_a_party_raises_it(align, strength):
     for _ in range(60):
         W, _ = rule.step(W, NormalEquations(Ht.T @ Ht, shard.matrix.X @ Ht), rule.init(W))
         equations = NormalEquations(W.T @ W, shard.matrix.X.T @ W)
-        after, memory, tether = pull.step(rule, Ht, equations, memory, ProximalAnchor(model))
+        after, memory, anchor = pull.step(rule, Ht, equations, memory, ProximalAnchor(model))
         before, then = (
-            potential([shard], {"p0": W}, {"p0": one.T}, model.T, strength, Held(tether.plan)) for one in (Ht, after)
+            potential([shard], {"p0": W}, {"p0": one.T}, model.T, strength, Held(anchor.plan)) for one in (Ht, after)
         )
         assert then <= before * (1 + 1e-12)
         Ht = after
-        partial += [w for w in tether.plan.weights if 0.01 < w < 0.99]
+        partial += [w for w in anchor.plan.weights if 0.01 < w < 0.99]
     assert bool(partial) == (align == SUB_STOCHASTIC)
 
 

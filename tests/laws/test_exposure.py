@@ -105,7 +105,7 @@ def test_a_column_with_fewer_rows_than_directions_follows_from_the_weights():
 def test_at_membership_every_column_can_be_another_even_for_somebody_who_knows_the_weights(density):
     X = sparse(80, 12, density)
     support = Support.of(X)
-    rounds = support.most_directions(Exposure.MEMBERSHIP) // 3
+    rounds = support.max_directions(Exposure.MEMBERSHIP) // 3
     weights, _ = weights_of([X, sparse(50, 12, density, 1)], 3, rounds)
     assert support.exposure(3 * rounds) is Exposure.MEMBERSHIP
     for column in X.T:
@@ -262,7 +262,7 @@ def test_exchanges_never_lower_the_severity_and_the_most_that_stay_at_membership
     after = [PartyExposure.of("p", program, exchanges, support, parties) for exchanges in range(130)]
     severities = [one.level.severity for one in after]
     assert severities == sorted(severities)
-    (most,) = {one.most_exchanges for one in after}
+    (most,) = {one.max_exchanges for one in after}
     assert 0 < most < len(after) - 1
     assert after[most].level.within(Exposure.MEMBERSHIP)
     assert not after[most + 1].level.within(Exposure.MEMBERSHIP)
@@ -273,7 +273,7 @@ def test_exchanges_never_lower_the_severity_and_the_most_that_stay_at_membership
 @pytest.mark.parametrize("method", ["exact", "fnmf"])
 def test_a_run_of_the_most_rounds_stays_at_membership_and_one_more_round_does_not(method):
     model = fitted(method, 2)
-    most = min(one.most_exchanges for one in model.exposures_.values())
+    most = min(one.max_exchanges for one in model.exposures_.values())
     assert most == 10 + (LONG_ROUNDS if method == "fnmf" else 0)  # 40 rows / 2 / rank 2
     assert fitted(method, most).exposure_ is Exposure.MEMBERSHIP
     assert not fitted(method, most + 1).exposure_.within(Exposure.MEMBERSHIP)
@@ -303,8 +303,8 @@ def test_each_word_has_the_condition_that_its_table_states(density):
         assert word.within(Exposure.MEMBERSHIP) == (directions <= min(counts) / 2)
         assert (word is Exposure.ROWS) == (directions > max(support.mean, min(counts)) / 2)
     for limit in LIMITS[:-1]:
-        assert support.exposure(support.most_directions(limit)).within(limit)
-        assert not support.exposure(support.most_directions(limit) + 1).within(limit)
+        assert support.exposure(support.max_directions(limit)).within(limit)
+        assert not support.exposure(support.max_directions(limit) + 1).within(limit)
 
 
 # ---- crafted models ---------------------------------------------------------------------------------------------

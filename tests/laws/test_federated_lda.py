@@ -24,7 +24,7 @@ from partsong.io.state_file import read_state, write_state
 from partsong.kernels import lda as compiled_lda
 from partsong.methods.fedlda import FederatedLDA, LDAPartyState
 from partsong.secure_aggregation.protocol import SecureSum
-from partsong.solvers.lda import TopicRows, expectations
+from partsong.solvers.lda import TopicInference, expectations
 from tests.laws.test_programs import shards_of
 
 TOPICS, WORDS, DOCUMENTS = 4, 30, 90
@@ -286,7 +286,7 @@ def test_words_that_no_topic_has_change_nothing():
     H[3] = 0
     without = X.toarray()
     without[:, 3] = 0
-    solver = TopicRows(0.25)
+    solver = TopicInference(0.25)
     assert_allclose(solver.solve_rows(as_matrix(X), H), solver.solve_rows(as_matrix(without), H), rtol=1e-12)
 
 

@@ -20,27 +20,27 @@ from partsong.errors import CompositionError, DataError, ParameterError, ShapeEr
 from partsong.evaluation.equilibrium import equilibrium
 from partsong.kernels import game as compiled_game
 from partsong.solvers.game import (
-    MOST_SAFE,
+    MAX_RELAXATION,
     ConstantStep,
     DecayingStep,
     Game,
+    GameState,
     NoSelfPlay,
     SafeStep,
     ShrinkOthers,
     ShrinkSmallest,
-    Standing,
     balance,
-    first_weights,
+    initial_weights,
 )
 from partsong.solvers.game_orders import (
     LEADERS,
     Alternating,
-    Meeting,
+    PairStep,
     Raster,
     Shuffled,
     Simultaneous,
     Stratified,
-    board_of,
+    build_cells,
 )
 
 ORDERS = [Raster(), Shuffled(), Stratified(), Stratified(blocks=3), Simultaneous(), Alternating()]
@@ -86,10 +86,10 @@ def is_played(form, shape):
 
 def play(game, matrix, W, Ht, sweeps=1, seed=5, **more):
     """Standings after each sweep."""
-    standing, out = Standing(W, Ht), []
+    game_state, out = GameState(W, Ht), []
     for number in range(sweeps):
-        standing = game.sweep(matrix, standing, number, draw=np.random.default_rng([seed, number]), **more)
-        out.append(standing)
+        game_state = game.sweep(matrix, game_state, number, generator=np.random.default_rng([seed, number]), **more)
+        out.append(game_state)
     return out
 
 
@@ -101,9 +101,9 @@ def potential(X, W, Ht, known=None):
 def stratified_order(order, matrix, first, last):
     """Its cells, (rows, columns), as its docstring says: stratum after stratum, block after block, row by row."""
     n = matrix.shape[0]
-    board = board_of(matrix)
+    cells = build_cells(matrix)
     if order.row_workers is None and order.column_workers is None:
-        row_groups, cuts = order.row_groups(board), order.column_cuts(first, last, len(order.row_groups(board)))
+        row_groups, cuts = order.row_groups(cells), order.column_cuts(first, last, len(order.row_groups(cells)))
         column_groups = [np.arange(a, b) for a, b in pairwise(cuts)]
     else:
         workers = np.unique([*(order.row_workers or ()), *(order.column_workers or ())])
@@ -148,7 +148,7 @@ def test_stratified_play_is_sequential_play_in_its_order_bit_for_bit(form, dtype
     for order in (Stratified(), Stratified(blocks=4), Stratified(blocks=50), anyhow):
         for step in (ConstantStep(0.05), SafeStep()):
             scale = balance(W, Ht) if step.is_balanced else 1.0
-            meeting = Meeting(*step.meeting(0, 1.0))
+            meeting = PairStep(*step.pair_step(0, 1.0))
             pairs = stratified_order(order, matrix, 0, m)
             there = play_list(pairs, X, W * dtype(scale), Ht / dtype(scale), meeting, known)
             seen = set()
@@ -168,7 +168,7 @@ def test_raster_play_is_row_by_row_and_a_range_of_columns_leaves_others_alone(fo
     X = cells()
     n, m = X.shape
     matrix, known, (W, Ht) = matrix_of(form, X), is_played(form, X.shape), start(n, m, 4)
-    meeting = Meeting(0.05, 0.0, leader)
+    meeting = PairStep(0.05, 0.0, leader)
     for first, last in ((0, m), (5, 11), (7, 7)):
         (done,) = play(Game(Raster(), ConstantStep(0.05), leader=leader), matrix, W, Ht, columns=(first, last))
         pairs = [(i, j) for i in range(n) for j in range(first, last)]
@@ -184,7 +184,7 @@ def by_the_formula(w, h, x, step, leader):
 
     def eta(w, h, e):
         size = w @ w + h @ h + abs(e)
-        constant, relaxation = step.meeting(0, 1.0)
+        constant, relaxation = step.pair_step(0, 1.0)
         return constant if relaxation <= 0 else (relaxation / size if size > 0 else 0.0)
 
     e = x - w @ h
@@ -205,10 +205,10 @@ def test_a_meeting_is_its_formula(k, leader, step):
     rng = np.random.default_rng(k)
     for x in (0.0, 0.3, 7.0):
         W, Ht = rng.random((1, k)), rng.random((1, k)) * (rng.random((1, k)) < 0.7)
-        meeting = Meeting(*step.meeting(0, 1.0), leader)
+        meeting = PairStep(*step.pair_step(0, 1.0), leader)
         w, h, e = by_the_formula(W[0], Ht[0], x, step, leader)
         seen = compiled_game.play_cells(
-            np.array([0]), np.array([0]), np.array([x]), W, Ht, *meeting.numbers(np.float64)
+            np.array([0]), np.array([0]), np.array([x]), W, Ht, *meeting.compiled_args(np.float64)
         )
         assert_allclose(W[0], w, rtol=1e-12, atol=1e-15)
         assert_allclose(Ht[0], h, rtol=1e-12, atol=1e-15)
@@ -238,12 +238,12 @@ def test_a_sweep_is_the_loops_of_the_paper(form, leader):
 def test_all_at_once_is_projected_gradient(form, step):
     X = cells()
     known, (W, Ht) = is_played(form, X.shape), start(*X.shape, 4)
-    E, eta = (X - W @ Ht.T) * known, step.meeting(3, 1.0)[0]
+    E, eta = (X - W @ Ht.T) * known, step.pair_step(3, 1.0)[0]
     matrix = matrix_of(form, X)
-    both = Game(Simultaneous(), step).sweep(matrix, Standing(W, Ht), 3)
+    both = Game(Simultaneous(), step).sweep(matrix, GameState(W, Ht), 3)
     assert_allclose(both.W, np.maximum(0, W + eta * E @ Ht), atol=1e-13)
     assert_allclose(both.Ht, np.maximum(0, Ht + eta * E.T @ W), atol=1e-13)
-    turns = Game(Alternating(), step).sweep(matrix, Standing(W, Ht), 3)
+    turns = Game(Alternating(), step).sweep(matrix, GameState(W, Ht), 3)
     assert_allclose(turns.W, both.W, atol=1e-13)
     fresh = (X - turns.W @ Ht.T) * known
     assert_allclose(turns.Ht, np.maximum(0, Ht + eta * fresh.T @ turns.W), atol=1e-13)
@@ -268,7 +268,7 @@ def test_a_random_order_is_every_cell_once_and_is_drawn_from_the_seed(form):
     assert_array_equal(one, again)
     assert not np.array_equal(one, other)
     with pytest.raises(ParameterError, match="needs a generator"):
-        game.sweep(matrix, Standing(W, Ht), 0)
+        game.sweep(matrix, GameState(W, Ht), 0)
 
 
 numbers = st.one_of(st.just(0.0), st.floats(1e-6, 1e6), st.floats(0, 1))
@@ -278,14 +278,14 @@ numbers = st.one_of(st.just(0.0), st.floats(1e-6, 1e6), st.floats(0, 1))
     w=st.lists(numbers, min_size=6, max_size=6),
     h=st.lists(numbers, min_size=6, max_size=6),
     x=numbers,
-    relaxation=st.floats(1e-3, MOST_SAFE),
+    relaxation=st.floats(1e-3, MAX_RELAXATION),
     leader=st.sampled_from(LEADERS_OR_NONE),
 )
 def test_nobody_loses_by_a_safe_meeting(w, h, x, relaxation, leader):
     for k in (1, 3, 6):
         W, Ht = np.array([w[:k]]), np.array([h[:k]])
         before, size = abs(x - W[0] @ Ht[0]), x + W[0] @ Ht[0]
-        numbers = Meeting(0.0, relaxation, leader).numbers(np.float64)
+        numbers = PairStep(0.0, relaxation, leader).compiled_args(np.float64)
         compiled_game.play_cells(np.array([0]), np.array([0]), np.array([x]), W, Ht, *numbers)
         assert (W >= 0).all()
         assert (Ht >= 0).all()
@@ -430,13 +430,13 @@ def test_play_ends_in_an_equilibrium(form, order):
     """In noise: steps that stay shorter where errors are large would end elsewhere, with gains of a hundredth."""
     matrix = matrix_of(form, cells(40, 24))
     Ht = start(40, 24, 3)[1]
-    standing, pace, before, gains = Standing(first_weights(matrix, Ht), Ht), 1.0, np.inf, []
+    game_state, pace, before, gains = GameState(initial_weights(matrix, Ht), Ht), 1.0, np.inf, []
     for sweep in range(500):
         if sweep in (0, 30, 499):
-            gains.append(equilibrium(matrix, standing.W, standing.Ht.T).relative_epsilon)
+            gains.append(equilibrium(matrix, game_state.W, game_state.Ht.T).relative_epsilon)
         draw = np.random.default_rng([7, sweep])
-        standing = Game(order).sweep(matrix, standing, sweep, pace=pace, draw=draw)
-        pace, before = SafeStep().paced(pace, sweep, before, standing.seen), standing.seen
+        game_state = Game(order).sweep(matrix, game_state, sweep, pace=pace, generator=draw)
+        pace, before = SafeStep().next_pace(pace, sweep, before, game_state.squared_error), game_state.squared_error
     assert gains[0] > gains[1] > 20 * gains[2]
     assert gains[2] < 3e-4
 
@@ -445,7 +445,7 @@ def test_first_weights_fit_every_row_by_one_number():
     X = cells()
     Ht = start(*X.shape, 4)[1]
     for form in FORMS:
-        known, W = is_played(form, X.shape), first_weights(matrix_of(form, X), Ht)
+        known, W = is_played(form, X.shape), initial_weights(matrix_of(form, X), Ht)
         total = Ht.sum(axis=1) * known
         assert_allclose(W, np.repeat(((X * total).sum(1) / np.square(total).sum(1))[:, None], 4, axis=1), rtol=1e-10)
 

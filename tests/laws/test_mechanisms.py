@@ -15,9 +15,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import optimize, sparse, stats
 
 from partsong.errors import DataError, DivergenceError, ParameterError, ShapeError
-from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll, clipped_cells
+from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, NoNoise, clipped_cells
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.row_level import COUNT_UNIT, BoundedRows, NoisyRows, RowSums, repaired_gram
+from partsong.privacy.row_level import COUNT_UNIT, NoisyRowSums, RowBounds, RowSums, project_gram
 
 KINDS = [ClippedGaussian, ClippedLaplace]
 ORDER = {ClippedGaussian: 2, ClippedLaplace: 1}
@@ -200,17 +200,17 @@ def test_the_ends_of_all_ranges_work(kind, clip, multiplier):
 
 def test_keeping_all_keeps_all_and_promises_nothing():
     H = np.ones(3)
-    assert KeepAll().protect({"H": H}, {}, refusing)["H"] is H
-    assert KeepAll().release.kind == "none"
+    assert NoNoise().protect({"H": H}, {}, refusing)["H"] is H
+    assert NoNoise().release.kind == "none"
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 BOUNDS = [
-    BoundedRows(1.0, 1.0),
-    BoundedRows(0.3, 2.5),
-    BoundedRows(2.0, 0.1, 0.2),
-    BoundedRows.balanced(1.0, 3.0, 5, 40),
+    RowBounds(1.0, 1.0),
+    RowBounds(0.3, 2.5),
+    RowBounds(2.0, 0.1, 0.2),
+    RowBounds.balanced(1.0, 3.0, 5, 40),
 ]
 factors = some.tuples(
     arrays(np.float64, (3, 4), elements=some.floats(0, 100, allow_subnormal=False)),
@@ -220,8 +220,8 @@ factors = some.tuples(
 
 def contribution(bounds, W, X):
     """What each row adds, exactly: (λ c w wᵀ, c w xᵀ) as fractions, and its squared norm."""
-    rows = bounds.whole_rows(X)
-    V, U = bounds.whole_weights(W, rows)
+    rows = bounds.quantize_rows(X)
+    V, U = bounds.quantize_weights(W, rows)
     unit, row_unit, scale = (Fraction(x) for x in (bounds.weight_unit, bounds.row_unit, bounds.gram_scale))
     for v, u, y in zip(V, U, rows, strict=True):
         v, u, y = ([int(value) for value in part] for part in (v, u, y))
@@ -249,8 +249,8 @@ def test_the_radius_is_the_norm_of_a_row_at_both_bounds(bounds):
 def test_sums_are_those_of_weighted_rows(is_sparse):
     rng = np.random.default_rng(0)
     X, W = rng.random((300, 20)) * rng.integers(0, 2, (300, 20)), rng.random((300, 4)) * rng.gamma(1, size=(300, 1))
-    bounds = BoundedRows(0.8, 1.5)
-    rows = bounds.whole_rows(sparse.csr_array(X) if is_sparse else X)
+    bounds = RowBounds(0.8, 1.5)
+    rows = bounds.quantize_rows(sparse.csr_array(X) if is_sparse else X)
     assert sparse.issparse(rows) == is_sparse
     clipped = X * np.minimum(1, 1.5 / np.linalg.norm(X, axis=1))[:, None]
     lengths = np.linalg.norm(W, axis=1)
@@ -266,10 +266,10 @@ def test_sums_are_those_of_weighted_rows(is_sparse):
 def test_sums_do_not_depend_on_the_order_and_split_exactly():
     """So that adding one row changes the sums by that row, to the last bit."""
     rng = np.random.default_rng(1)
-    X, W, bounds = rng.gamma(0.3, size=(400, 9)), rng.gamma(0.3, size=(400, 3)), BoundedRows(1.0, 2.0)
-    whole = bounds.sums(W, bounds.whole_rows(X))
+    X, W, bounds = rng.gamma(0.3, size=(400, 9)), rng.gamma(0.3, size=(400, 3)), RowBounds(1.0, 2.0)
+    whole = bounds.sums(W, bounds.quantize_rows(X))
     order = rng.permutation(400)
-    parts = [bounds.sums(W[part], bounds.whole_rows(X[part])) for part in np.array_split(order, 7)]
+    parts = [bounds.sums(W[part], bounds.quantize_rows(X[part])) for part in np.array_split(order, 7)]
     total = sum(parts[1:], parts[0])
     assert_array_equal(total.gram, whole.gram)
     assert_array_equal(total.cross, whole.cross)
@@ -279,17 +279,17 @@ def test_sums_do_not_depend_on_the_order_and_split_exactly():
 def test_replacing_a_row_moves_the_sums_by_no_more_than_root_two_radii():
     """Contributions only add, so that two of them are never more than a right angle apart."""
     rng = np.random.default_rng(2)
-    bounds = BoundedRows(1.0, 1.0)
+    bounds = RowBounds(1.0, 1.0)
     worst = 0.0
     for _ in range(200):
         X = rng.gamma(0.1, size=(2, 5)) * 10
         W = rng.gamma(0.1, size=(2, 3)) * 10
-        one, two = (bounds.sums(W[i : i + 1], bounds.whole_rows(X[i : i + 1])) for i in (0, 1))
+        one, two = (bounds.sums(W[i : i + 1], bounds.quantize_rows(X[i : i + 1])) for i in (0, 1))
         gram = (one.gram - two.gram) * bounds.weight_unit**2
         cross = (one.cross - two.cross) * bounds.weight_unit * bounds.row_unit
         worst = max(worst, math.sqrt((gram**2).sum() + (cross**2).sum()))
     assert 1.2 * bounds.radius < worst <= math.sqrt(2) * bounds.radius
-    assert NoisyRows(bounds, 1.0, "replace").sensitivity == pytest.approx(math.sqrt(2) * bounds.radius)
+    assert NoisyRowSums(bounds, 1.0, "replace").sensitivity == pytest.approx(math.sqrt(2) * bounds.radius)
 
 
 def test_unit_components_and_exact_weights_need_no_larger_weight_bound():
@@ -304,29 +304,29 @@ def test_unit_components_and_exact_weights_need_no_larger_weight_bound():
 
 
 def test_rows_that_cannot_be_bounded_are_refused():
-    bounds = BoundedRows(1.0, 1.0)
-    rows = bounds.whole_rows(np.ones((2, 3)))
+    bounds = RowBounds(1.0, 1.0)
+    rows = bounds.quantize_rows(np.ones((2, 3)))
     for bad in (np.nan, np.inf, -1.0):
         with pytest.raises(DataError):
-            bounds.whole_rows(np.array([[1.0, bad]]))
+            bounds.quantize_rows(np.array([[1.0, bad]]))
         with pytest.raises(DataError):
             bounds.sums(np.full((2, 2), bad), rows)
     with pytest.raises(ShapeError):
         bounds.sums(np.ones((3, 2)), rows)
     with pytest.raises(ShapeError):
-        bounds.whole_rows(np.ones(3))
-    with pytest.raises(ParameterError, match="whole_rows"):
+        bounds.quantize_rows(np.ones(3))
+    with pytest.raises(ParameterError, match="quantized_rows"):
         bounds.sums(np.ones((2, 2)), np.full((2, 3), 0.5))
-    with pytest.raises(ParameterError, match="whole_rows"):
+    with pytest.raises(ParameterError, match="quantized_rows"):
         bounds.sums(np.ones((2, 2)), np.full((2, 3), 2.0**21))
     for setting in ((0.0, 1.0), (1.0, math.nan), (1.0, 1.0, -1.0)):
         with pytest.raises(ParameterError):
-            BoundedRows(*setting)
+            RowBounds(*setting)
 
 
 def test_rows_of_any_size_and_rows_of_nothing_are_bounded():
-    bounds = BoundedRows(1.0, 1.0)
-    rows = bounds.whole_rows(np.array([[1e200, 1e200], [0.0, 0.0], [1e-300, 0.0]]))
+    bounds = RowBounds(1.0, 1.0)
+    rows = bounds.quantize_rows(np.array([[1e200, 1e200], [0.0, 0.0], [1e-300, 0.0]]))
     sums = bounds.sums(np.array([[1e200], [0.0], [1e-300]]), rows)
     assert (sums.gram >= 0).all()
 
@@ -346,33 +346,33 @@ def just_at_half_a_unit(bounds, seed):
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_row_becomes_the_same_whole_row_with_any_others_beside_it_in_any_order_of_memory(order):
     """NumPy adds up the squares of a lone row in another order than those of two in columns."""
-    bounds = BoundedRows(1.0, 1.0)
+    bounds = RowBounds(1.0, 1.0)
     for seed in range(12):
         for row in just_at_half_a_unit(bounds, seed):
-            alone = bounds.whole_rows(np.asarray(row[None], order=order))[0]
-            beside = bounds.whole_rows(np.asarray(np.vstack([row, np.ones((2, 20))]), order=order))[0]
+            alone = bounds.quantize_rows(np.asarray(row[None], order=order))[0]
+            beside = bounds.quantize_rows(np.asarray(np.vstack([row, np.ones((2, 20))]), order=order))[0]
             assert_array_equal(alone, beside)
             weights = [np.asarray(W, order=order) for W in (row[None], np.vstack([row, np.ones((2, 20))]))]
-            one = bounds.sums(weights[0], bounds.whole_rows(np.ones((1, 3))))
-            three = bounds.sums(weights[1], bounds.whole_rows(np.ones((3, 3))))
-            rest = bounds.sums(weights[1][1:], bounds.whole_rows(np.ones((2, 3))))
+            one = bounds.sums(weights[0], bounds.quantize_rows(np.ones((1, 3))))
+            three = bounds.sums(weights[1], bounds.quantize_rows(np.ones((3, 3))))
+            rest = bounds.sums(weights[1][1:], bounds.quantize_rows(np.ones((2, 3))))
             assert_array_equal(three.gram, (one + rest).gram)
 
 
 def test_a_refusal_does_not_tell_how_many_rows_there_are(monkeypatch):
-    monkeypatch.setattr("partsong.privacy.row_level.MOST_ROWS", 100)
+    monkeypatch.setattr("partsong.privacy.row_level.MAX_ROWS", 100)
     with pytest.raises(ParameterError) as caught:
-        BoundedRows(1.0, 1.0).sums(np.zeros((137, 2)), np.zeros((137, 3)))
+        RowBounds(1.0, 1.0).sums(np.zeros((137, 2)), np.zeros((137, 3)))
     assert "137" not in str(caught.value)
 
 
 def noisy_runs(mechanism, sums, count=4000):
-    return [mechanism.noisy(sums, InsecureSource(4, "run", i)) for i in range(count)]
+    return [mechanism.add_noise(sums, InsecureSource(4, "run", i)) for i in range(count)]
 
 
 def test_noise_on_rows_has_the_stated_scales():
-    bounds = BoundedRows(1.0, 2.0, 0.5)
-    mechanism = NoisyRows(bounds, 1.5, count_share=0.2)
+    bounds = RowBounds(1.0, 2.0, 0.5)
+    mechanism = NoisyRowSums(bounds, 1.5, count_share=0.2)
     runs = noisy_runs(mechanism, RowSums(np.zeros((3, 3), np.int64), np.zeros((3, 4), np.int64), 0))
     sigma = 1.5 * bounds.radius * math.hypot(1, 0.2)
     assert mechanism.sigma == pytest.approx(sigma)
@@ -399,9 +399,9 @@ def test_the_released_vector_has_the_frobenius_norm():
 
 
 def test_shares_add_up_to_the_whole_noise():
-    whole = NoisyRows(BoundedRows(1.0, 1.0), 1.0)
+    whole = NoisyRowSums(RowBounds(1.0, 1.0), 1.0)
     share, zero = replace(whole, shares=4), RowSums(np.zeros((1, 1), np.int64), np.zeros((1, 50), np.int64), 0)
-    parties = [[share.noisy(zero, InsecureSource(5, p, i)) for i in range(400)] for p in range(4)]
+    parties = [[share.add_noise(zero, InsecureSource(5, p, i)) for i in range(400)] for p in range(4)]
     total = np.array([sum(p[i].cross for p in parties) for i in range(400)])
     unit = whole.bounds.weight_unit * whole.bounds.row_unit
     assert stats.kstest(total.ravel() * unit, stats.norm(0, whole.sigma).cdf).pvalue > 1e-3
@@ -410,9 +410,9 @@ def test_shares_add_up_to_the_whole_noise():
 
 def test_a_public_number_of_rows_is_not_noised_and_a_private_one_is():
     sums = RowSums(np.zeros((2, 2), np.int64), np.zeros((2, 3), np.int64), 70)
-    public, private = NoisyRows(BoundedRows(1, 1), 1.0, "replace"), NoisyRows(BoundedRows(1, 1), 1.0)
-    assert public.usable(public.noisy(sums, InsecureSource(0)))[2] == 70
-    counts = [private.usable(private.noisy(sums, InsecureSource(0, i)))[2] for i in range(200)]
+    public, private = NoisyRowSums(RowBounds(1, 1), 1.0, "replace"), NoisyRowSums(RowBounds(1, 1), 1.0)
+    assert public.postprocess(public.add_noise(sums, InsecureSource(0)))[2] == 70
+    counts = [private.postprocess(private.add_noise(sums, InsecureSource(0, i)))[2] for i in range(200)]
     assert np.std(counts) == pytest.approx(math.hypot(1, 0.1) / 0.1, rel=0.2)
     assert np.mean(counts) == pytest.approx(70, abs=4)
     assert all(count >= 0 for count in counts)
@@ -421,7 +421,7 @@ def test_a_public_number_of_rows_is_not_noised_and_a_private_one_is():
 @given(arrays(np.float64, (5, 5), elements=some.floats(-10, 10, width=32)))
 @settings(max_examples=80, deadline=None)
 def test_a_repaired_gram_could_be_one(noisy):
-    gram = repaired_gram(noisy)
+    gram = project_gram(noisy)
     assert (gram >= 0).all()
     assert_array_equal(gram, gram.T)
     assert np.linalg.eigvalsh(gram)[0] >= -1e-12 * max(1.0, np.abs(noisy).max())
@@ -431,21 +431,21 @@ def test_repair_leaves_a_true_gram_alone_and_helps_a_noisy_one():
     rng = np.random.default_rng(0)
     W = rng.gamma(0.5, size=(50, 6))
     true = W.T @ W
-    assert_allclose(repaired_gram(true), true, atol=1e-9)
+    assert_allclose(project_gram(true), true, atol=1e-9)
     for _ in range(20):
         noise = rng.normal(size=(6, 6)) * 20
         noisy = true + (noise + noise.T) / 2
-        assert np.linalg.norm(repaired_gram(noisy) - true) <= np.linalg.norm(noisy - true) * (1 + 1e-3)
+        assert np.linalg.norm(project_gram(noisy) - true) <= np.linalg.norm(noisy - true) * (1 + 1e-3)
 
 
 def test_what_rows_release_is_about_rows():
     for relation in ("add-or-remove", "replace"):
-        release = NoisyRows(BoundedRows(1.0, 1.0), 2.0, relation).release
+        release = NoisyRowSums(RowBounds(1.0, 1.0), 2.0, relation).release
         assert (release.kind, release.noise_multiplier, release.unit) == ("gaussian", 2.0, "row")
         assert release.relation == relation
     for bad in ({"relation": "zero-out"}, {"count_share": 0.0}, {"shares": 0}, {"noise_multiplier": 0.0}):
         with pytest.raises(ParameterError):
-            replace(NoisyRows(BoundedRows(1.0, 1.0), 1.0), **bad)
+            replace(NoisyRowSums(RowBounds(1.0, 1.0), 1.0), **bad)
 
 
 def test_a_balanced_gram_scale_makes_the_noise_in_the_normal_equations_least():
@@ -453,8 +453,8 @@ def test_a_balanced_gram_scale_makes_the_noise_in_the_normal_equations_least():
 
     def noise(scale):
         """E‖cross − gram H‖² per row of H, over σ per unit multiplier: rows of H have unit norm."""
-        bounds = BoundedRows(a, b, scale)
+        bounds = RowBounds(a, b, scale)
         return bounds.radius**2 * (n_features + rank / scale**2)
 
-    best = BoundedRows.balanced(a, b, rank, n_features).gram_scale
+    best = RowBounds.balanced(a, b, rank, n_features).gram_scale
     assert all(noise(best) <= noise(best * factor) for factor in (0.5, 0.9, 1.1, 2.0))

@@ -17,7 +17,7 @@ from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.errors import CompositionError, DataError, DataTypeError, ShapeError, UnreadableError
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import SquaredError
 
 
@@ -101,8 +101,8 @@ def test_a_known_zero_is_not_an_unknown_cell():
     assert zero.squared_distance(*ones) == pytest.approx(1 + 1 + 4)
     without = observed(np.array([[2.0, np.nan, np.nan], [np.nan, 3.0, np.nan]]))
     assert without.squared_distance(*ones) == pytest.approx(1 + 4)
-    assert ObservedRows().solve_rows(zero, ones[1])[0] == pytest.approx(1)
-    assert ObservedRows().solve_rows(without, ones[1])[0] == pytest.approx(2)
+    assert ObservedRowSolver().solve_rows(zero, ones[1])[0] == pytest.approx(1)
+    assert ObservedRowSolver().solve_rows(without, ones[1])[0] == pytest.approx(2)
 
 
 @given(n=st.integers(1, 20), m=st.integers(1, 12), k=st.integers(1, 6), seed=st.integers(0, 10**6))
@@ -114,7 +114,7 @@ def test_what_is_not_known_changes_nothing(n, m, k, seed):
     one, other = observed(np.ma.array(values, mask=~known)), observed(np.ma.array(others, mask=~known))
     assert (one.squared_norm, one.mean) == (other.squared_norm, other.mean)
     assert one.squared_distance(W, Ht) == other.squared_distance(W, Ht)
-    solver = ObservedRows()
+    solver = ObservedRowSolver()
     assert_array_equal(solver.solve_rows(one, Ht), solver.solve_rows(other, Ht))
     assert_array_equal(solver.solve_columns(one, W), solver.solve_columns(other, W))
     if known.any():
@@ -143,8 +143,8 @@ def test_empty_rows_and_columns_are_told():
     matrix = observed(with_gaps(values, known))
     assert matrix.empty_rows.tolist() == [3, 9]
     assert matrix.empty_columns.tolist() == [4]
-    penalised = ObservedRows(SquaredError(penalty_W=Penalty(0.1, 0.1)))
-    for solver in (ObservedRows(), penalised):
+    penalised = ObservedRowSolver(SquaredError(penalty_W=Penalty(0.1, 0.1)))
+    for solver in (ObservedRowSolver(), penalised):
         W = solver.solve_rows(matrix, np.random.default_rng(0).random((25, 3)))
         assert np.isfinite(W).all()
         assert not W[[3, 9]].any()
@@ -214,7 +214,7 @@ def test_number_types(given_type, kept):
     X = np.array([[1, 0], [1, 1]], given_type)
     matrix = observed(X)
     assert matrix.dtype == matrix.native(np.ones(2)).dtype == kept
-    assert ObservedRows().solve_rows(matrix, matrix.native(np.ones((2, 1)))).dtype == kept
+    assert ObservedRowSolver().solve_rows(matrix, matrix.native(np.ones((2, 1)))).dtype == kept
     assert observed(X, "float32").dtype == observed(observed(X), "float32").dtype == np.float32
     assert observed(matrix) is matrix
 
@@ -225,7 +225,7 @@ def test_input_is_not_changed():
         X = FORMS[form](values, known)
         kept = X.copy()
         matrix = observed(X)
-        ObservedRows().solve_rows(matrix, np.ones((25, 2)))
+        ObservedRowSolver().solve_rows(matrix, np.ones((25, 2)))
         for name in ("data", "indices") if form == "unsorted csr" else (...,):
             now, before = (X[...], kept[...]) if name is ... else (getattr(X, name), getattr(kept, name))
             assert_array_equal(now, before)
@@ -237,7 +237,7 @@ def test_nothing_is_made_dense():
     rows, columns = rng.permutation(side)[:2000], rng.permutation(side)[:2000]
     matrix = observed(sp.coo_array((rng.random(2000), (rows, columns)), shape=(side, side)))
     Ht = rng.random((side, 2))
-    W = ObservedRows().solve_rows(matrix, Ht)
+    W = ObservedRowSolver().solve_rows(matrix, Ht)
     assert matrix.squared_distance(W, Ht) < 1e-20
     assert len(matrix.empty_rows) == len(matrix.empty_columns) == side - 2000
 
@@ -261,7 +261,7 @@ def reference(X, Ht, i, penalty=Penalty()):
 def test_rows_equal_scipy_at_full_rank(shape, rank, penalty):
     X = with_gaps(*ratings(shape, density=0.9))
     Ht = np.random.default_rng(rank).random((shape[1], rank))
-    W = ObservedRows(SquaredError(penalty_W=penalty)).solve_rows(observed(X), Ht)
+    W = ObservedRowSolver(SquaredError(penalty_W=penalty)).solve_rows(observed(X), Ht)
     expected = np.array([reference(X, Ht, i, penalty)[0] for i in range(len(X))])
     assert_allclose(W, expected, atol=1e-8)
 
@@ -274,7 +274,7 @@ def test_objective_equals_scipy_at_any_rank(m, k, density, seed, twin):
     X = with_gaps(*ratings((8, m), seed, density))
     Ht = np.random.default_rng(seed).random((m, k))
     Ht[:, -1] = Ht[:, 0] if twin else Ht[:, -1]
-    W = ObservedRows().solve_rows(observed(X), Ht)
+    W = ObservedRowSolver().solve_rows(observed(X), Ht)
     assert (W >= 0).all()
     for i, w in enumerate(W):
         error = np.linalg.norm(np.nan_to_num(X[i] - Ht @ w))
@@ -284,8 +284,8 @@ def test_objective_equals_scipy_at_any_rank(m, k, density, seed, twin):
 def test_columns_are_the_rows_of_the_transpose():
     matrix = observed(with_gaps(*ratings()))
     W = np.random.default_rng(0).random((60, 3))
-    solver = ObservedRows(SquaredError(penalty_W=Penalty(l2=9.0), penalty_H=Penalty(l1=0.01, l2=0.02)))
-    swapped = ObservedRows(SquaredError(penalty_W=Penalty(l1=0.01, l2=0.02)))
+    solver = ObservedRowSolver(SquaredError(penalty_W=Penalty(l2=9.0), penalty_H=Penalty(l1=0.01, l2=0.02)))
+    swapped = ObservedRowSolver(SquaredError(penalty_W=Penalty(l1=0.01, l2=0.02)))
     assert_array_equal(solver.solve_columns(matrix, W), swapped.solve_rows(matrix.transposed(), W))
 
 
@@ -294,18 +294,18 @@ def test_where_all_is_known_it_is_what_a_complete_solver_does(penalty):
     values, _ = ratings()
     Ht = np.random.default_rng(2).random((25, 4))
     complete = SquaredError(penalty_W=penalty)
-    ours = ObservedRows(complete).solve_rows(observed(values), Ht)
+    ours = ObservedRowSolver(complete).solve_rows(observed(values), Ht)
     assert_allclose(ours, complete.solve_rows(as_matrix(values), Ht), atol=1e-10)
     for matrix in (as_matrix(values), as_matrix(sp.csr_array(values))):
         for exactly in (True, False):
             expected = complete.solve_rows(matrix, Ht, exactly=exactly)
-            assert_array_equal(ObservedRows(complete).solve_rows(matrix, Ht, exactly=exactly), expected)
+            assert_array_equal(ObservedRowSolver(complete).solve_rows(matrix, Ht, exactly=exactly), expected)
 
 
 def test_without_exactness_it_is_near():
     matrix = observed(with_gaps(*ratings((80, 60))))
     Ht = np.random.default_rng(2).random((60, 4))
-    solver = ObservedRows()
+    solver = ObservedRowSolver()
     rough = matrix.squared_distance(solver.solve_rows(matrix, Ht, exactly=False), Ht)
     exact = matrix.squared_distance(solver.solve_rows(matrix, Ht), Ht)
     assert exact <= rough * (1 + 1e-12) <= exact * 1.01
@@ -314,40 +314,40 @@ def test_without_exactness_it_is_near():
 def test_float32_is_solved_to_its_precision():
     X = with_gaps(*ratings((80, 60)))
     Ht = np.random.default_rng(2).random((60, 4)).astype(np.float32)
-    W = ObservedRows().solve_rows(observed(X, "float32"), Ht)
+    W = ObservedRowSolver().solve_rows(observed(X, "float32"), Ht)
     assert W.dtype == np.float32
-    assert_allclose(W, ObservedRows().solve_rows(observed(X), Ht.astype(float)), atol=1e-5)
+    assert_allclose(W, ObservedRowSolver().solve_rows(observed(X), Ht.astype(float)), atol=1e-5)
 
 
 def test_threads_and_neighbours_do_not_change_a_row(monkeypatch):
     monkeypatch.setattr(runtime, "SMALL_WORK", 0)
     matrix = observed(with_gaps(*ratings((300, 40))))
     Ht = np.random.default_rng(1).random((40, 6))
-    alone = ObservedRows().solve_rows(matrix, Ht)
+    alone = ObservedRowSolver().solve_rows(matrix, Ht)
     distance, residuals = matrix.squared_distance(alone, Ht), matrix.residuals(alone, Ht)
     for count in (2, 3):
         with runtime.limit_kernel_threads(count):
             assert len(matrix.pieces(6)) == count
-            assert_array_equal(ObservedRows().solve_rows(matrix, Ht), alone)
+            assert_array_equal(ObservedRowSolver().solve_rows(matrix, Ht), alone)
             assert_array_equal(matrix.residuals(alone, Ht), residuals)
             assert matrix.squared_distance(alone, Ht) == pytest.approx(distance, rel=1e-13)
     some = np.array([7, 250])
-    assert_array_equal(ObservedRows().solve_rows(matrix.rows(some), Ht), alone[some])
+    assert_array_equal(ObservedRowSolver().solve_rows(matrix.rows(some), Ht), alone[some])
 
 
 def test_factors_of_another_size_are_refused():
     matrix = observed(with_gaps(*ratings()))
     with pytest.raises(ShapeError, match="25 columns"):
-        ObservedRows().solve_rows(matrix, np.ones((60, 3)))
+        ObservedRowSolver().solve_rows(matrix, np.ones((60, 3)))
     with pytest.raises(ShapeError, match="60 columns"):
-        ObservedRows().solve_columns(matrix, np.ones((25, 3)))
+        ObservedRowSolver().solve_columns(matrix, np.ones((25, 3)))
 
 
 def test_alternating_responses_fit_the_cells_that_were_kept_back():
     rng = np.random.default_rng(3)
     X = rng.random((60, 3)) @ rng.random((3, 40))
     known = rng.random(X.shape) < 0.7
-    matrix, solver = observed(with_gaps(X, known)), ObservedRows()
+    matrix, solver = observed(with_gaps(X, known)), ObservedRowSolver()
     Ht, errors = rng.random((40, 3)), []
     for _ in range(300):
         W = solver.solve_rows(matrix, Ht)

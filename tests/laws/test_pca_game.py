@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from partsong.core.interfaces import Outcome
 from partsong.data.centered import CenteredMatrix
 from partsong.errors import ParameterError
-from partsong.solvers.pca_game import PLAYS, EigenGame, Match, Profile
+from partsong.solvers.pca_game import PLAYS, EigenGame, GameRun, Profile
 
 SAFE = [EigenGame(play) for play in PLAYS]
 STEPS = [EigenGame(play, step, decay) for play in PLAYS for step in (None, 1e-3, 1.0, 1e6) for decay in (0.0, 0.5)]
@@ -98,15 +98,15 @@ def test_the_shift_makes_a_players_matrix_semidefinite(game):
     M, profile = matrix_of(X), profile_of(X, V)
     scale = np.linalg.norm(M, 2)
     for i in range(V.shape[1]):
-        shift = profile.view(i).shift()
-        assert shift >= -np.linalg.eigvalsh(own_matrix(M, V, i))[0] - 1e-6 * scale
-        assert shift == 0 or i >= 2, "one parent overlaps with nobody"
+        safe_shift = profile.view(i).safe_shift()
+        assert safe_shift >= -np.linalg.eigvalsh(own_matrix(M, V, i))[0] - 1e-6 * scale
+        assert safe_shift == 0 or i >= 2, "one parent overlaps with nobody"
 
 
 def test_parents_that_are_singular_vectors_need_no_shift():
     X = np.random.default_rng(0).standard_normal((30, 6)) * np.arange(6, 0, -1)
     V = np.linalg.svd(X)[2].T
-    assert profile_of(X, V).view(5).shift() <= 1e-13 * np.linalg.norm(matrix_of(X), 2)
+    assert profile_of(X, V).view(5).safe_shift() <= 1e-13 * np.linalg.norm(matrix_of(X), 2)
 
 
 @pytest.mark.parametrize("game", SAFE, ids=repr)
@@ -119,9 +119,9 @@ def test_safe_steps_gain_half_of_what_they_promise(game, data):
             seen = np.column_stack([after.V[:, :i], V[:, i:]]) if game.play == "sequential" else V
             view = profile_of(X, seen).view(i)
             utility, gradient = view.gradient()
-            way = np.linalg.norm(gradient) / (2 * max(utility + view.shift(), view.floor))
+            way = np.linalg.norm(gradient) / (2 * max(utility + view.safe_shift(), view.floor))
             promise = way * np.linalg.norm(gradient) / (1 + way * way)
-            gain = view.utility(after.V[:, i], after.pulled[:, i]) - utility
+            gain = view.utility(after.V[:, i], after.MV[:, i]) - utility
             assert gain >= 0.499 * promise - 1e-9 * after.variances.max()
         V = after.V
 
@@ -164,7 +164,7 @@ def test_decay_divides_steps():
 
 def test_players_do_not_depend_on_their_children():
     X = np.random.default_rng(2).standard_normal((40, 7))
-    few, more = (Match(EigenGame(), k, seed=5, max_iter=9, tol=0).play(CenteredMatrix.of(X)) for k in (2, 5))
+    few, more = (GameRun(EigenGame(), k, seed=5, max_iter=9, tol=0).play(CenteredMatrix.of(X)) for k in (2, 5))
     assert_allclose(few.profile.V, more.profile.V[:, :2], atol=1e-12)
     assert_allclose([row.utilities for row in few.history], [row.utilities[:2] for row in more.history])
 
@@ -172,7 +172,7 @@ def test_players_do_not_depend_on_their_children():
 def test_one_batch_of_all_rows_is_no_batch():
     X = np.random.default_rng(3).standard_normal((40, 7))
     whole, batch = (
-        Match(EigenGame(), 3, max_iter=9, tol=0, batch_size=b).play(CenteredMatrix.of(X)) for b in (None, 40)
+        GameRun(EigenGame(), 3, max_iter=9, tol=0, batch_size=b).play(CenteredMatrix.of(X)) for b in (None, 40)
     )
     assert_allclose(batch.profile.V, whole.profile.V, atol=1e-12)
     assert batch.outcome is Outcome.MAX_ROUNDS
@@ -180,7 +180,7 @@ def test_one_batch_of_all_rows_is_no_batch():
 
 @pytest.mark.parametrize("size", [3, 7, 19, 20, 39, 40])
 def test_every_row_is_in_one_batch_and_none_is_small(size):
-    match = Match(EigenGame(), 3, batch_size=size)
+    match = GameRun(EigenGame(), 3, batch_size=size)
     first, second = (list(match._batches(40, 40 // size, index)) for index in (0, 1))
     assert sorted(np.concatenate(first)) == list(range(40))
     assert min(map(len, first)) >= size

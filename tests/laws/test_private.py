@@ -43,9 +43,9 @@ from partsong.methods.private import (
     system_noise,
 )
 from partsong.privacy.accounting import Budget, Ledger
-from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, KeepAll
+from partsong.privacy.mechanisms import ClippedGaussian, ClippedLaplace, NoNoise
 from partsong.privacy.randomness import InsecureSource
-from partsong.privacy.row_level import row_weights, whole_model
+from partsong.privacy.row_level import quantize_model, row_weights
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.game import ConstantStep, Game
 from partsong.solvers.squared_error import SquaredError
@@ -196,7 +196,7 @@ def test_what_would_leave_without_noise_is_refused():
     with pytest.raises(CompositionError, match="counts"):
         PrivateAveraging(build("fnmf-by-sums", RANK), ClippedGaussian(1.0, 1.0), 3)
     with pytest.raises(CompositionError, match="no noise"):
-        PrivateAveraging(RECIPES["fedavg"], KeepAll(), 3)
+        PrivateAveraging(RECIPES["fedavg"], NoNoise(), 3)
     with pytest.raises(ParameterError, match="max_releases must be"):
         PrivateAveraging(RECIPES["fedavg"], ClippedGaussian(1.0, 1.0), 0)
 
@@ -262,7 +262,7 @@ class Seeded:
         return InsecureSource(self.seed, party, release)
 
 
-class NoNoise:
+class ZeroNoise:
     """A source that must not be asked."""
 
     def __call__(self, count):
@@ -295,8 +295,8 @@ def error(X, H):
 def whole_sums(program, X, H):
     """What the noise is added to, in whole units."""
     bounds = program.noise(X.shape[1]).bounds
-    rows = bounds.whole_rows(X)
-    W = row_weights(rows, whole_model("p", H, H.shape), bounds.row_unit, program.row_sweeps)
+    rows = bounds.quantize_rows(X)
+    W = row_weights(rows, quantize_model("p", H, H.shape), bounds.row_unit, program.row_sweeps)
     return bounds.sums(W, rows)
 
 
@@ -342,7 +342,7 @@ def test_taking_a_row_away_moves_the_sums_by_no_more_than_the_radius(seed, rows,
 def test_weights_of_a_row_do_not_change_by_a_bit_with_the_rows_beside_it(seed, rows):
     rng = np.random.default_rng(seed)
     bounds = PrivateSums(K, 1.0, 2.0).noise(M).bounds
-    whole, H = bounds.whole_rows(rng.gamma(0.3, size=(rows, M))), whole_model("p", unit_rows(seed), (K, M))
+    whole, H = bounds.quantize_rows(rng.gamma(0.3, size=(rows, M))), quantize_model("p", unit_rows(seed), (K, M))
     together = row_weights(whole, H, bounds.row_unit, 5)
     apart = [row_weights(whole[i : i + 1], H, bounds.row_unit, 5) for i in range(rows)]
     assert_array_equal(together, np.vstack(apart))
@@ -365,7 +365,7 @@ def test_sums_are_exactly_what_the_rows_add_one_by_one(seed, rows, form):
 def test_enough_sweeps_find_the_least_squares_weights():
     X, H = data(50), unit_rows(3)
     bounds = PrivateSums(K, 1.0, 2 * longest(X)).noise(M).bounds
-    W = row_weights(bounds.whole_rows(X), whole_model("p", H, H.shape), bounds.row_unit, 300)
+    W = row_weights(bounds.quantize_rows(X), quantize_model("p", H, H.shape), bounds.row_unit, 300)
     exact = SquaredError(CoordinateDescent()).solve_rows(as_matrix(X), H.T.copy())
     np.testing.assert_allclose(W, exact, atol=1e-4 * longest(X))
 
@@ -394,7 +394,7 @@ def test_what_leaves_is_the_whole_sums_and_the_noise_of_this_release_and_nothing
             assert sent.signature == (("cross", (K, M), "int64"), ("gram", (K, K), "int64"))
             assert sent.weight == 1.0
             bare = whole_sums(program, shards[int(name[1])].matrix.X, H)
-            noisy = program.noise(M).noisy(bare, Seeded()(name, index))
+            noisy = program.noise(M).add_noise(bare, Seeded()(name, index))
             assert_array_equal(sent["gram"], noisy.gram)
             assert_array_equal(sent["cross"], noisy.cross)
             changed = np.concatenate([(sent["gram"] != bare.gram).ravel(), (sent["cross"] != bare.cross).ravel()])
@@ -441,7 +441,7 @@ def test_a_spent_budget_stops_before_the_round_that_would_exceed_it(engine):
     with pytest.raises(BudgetSpent, match="allows 2"):
         done.extend(engine.run(program, shards_of(X), Schedule(5, SEED), reduction=PlainReduction()))
     shard = shards_of(X)[0]
-    spent = replace(program, source=lambda party, release: NoNoise())
+    spent = replace(program, source=lambda party, release: ZeroNoise())
     with pytest.raises(BudgetSpent, match="p0"):
         spent.local(shard, PrivateSumsPartyState(2), Message({"H": np.full((1, 1), np.nan)}))
     with pytest.raises(AssertionError, match="noise was drawn"):
@@ -546,7 +546,7 @@ def test_rows_that_cannot_be_bounded_are_refused_by_name(bad, form):
 
 def test_a_model_that_is_not_one_is_refused_before_anything_is_computed():
     X = data(10)
-    program = PrivateSums(K, 1.0, 1.0, source=lambda party, release: NoNoise())
+    program = PrivateSums(K, 1.0, 1.0, source=lambda party, release: ZeroNoise())
     shard = Shard("p", as_matrix(X))
     state = program.start_party(shard, Layout(("p",), M, SEED))
     for spoil in (np.nan, np.inf, -0.1, 1e200, 1.5):

@@ -15,7 +15,7 @@ from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import CompositionError, ParameterError
-from partsong.evaluation.metrics import drift_of, relative_error
+from partsong.evaluation.metrics import compute_drift, relative_error
 from partsong.io.state_file import read_state, write_state
 from partsong.methods import build
 from partsong.methods.private import party_private
@@ -139,7 +139,7 @@ def test_parties_keep_what_they_had_found_themselves(name):
     drifts = [SimulationMeasures(relay, ()).drift(done) for done in rounds[STAGE:]]
     for done, drift in zip(rounds[STAGE:], drifts, strict=True):
         H = relay.components(done.checkpoint.server)
-        expected = drift_of(list(found.values()), H)
+        expected = compute_drift(list(found.values()), H)
         assert drift == pytest.approx(np.array([expected.regular, expected.aligned]) / np.square(H).sum())
 
 

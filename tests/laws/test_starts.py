@@ -10,7 +10,7 @@ from partsong.data.conversion import as_matrix
 from partsong.errors import ParameterError
 from partsong.solvers import initialization as start_module
 from partsong.solvers.initialization import anchors, balanced
-from partsong.solvers.squared_error import solver_of
+from partsong.solvers.squared_error import build_solver
 from partsong.training.centralized import CentralizedConfig, initial_factors
 
 INITS = ["anchors", "random", "nndsvd", "nndsvda", "nndsvdar"]
@@ -22,7 +22,7 @@ def planted(seed=0, shape=(60, 25), rank=5):
 
 
 def start(X, init, rank=5, seed=3):
-    return initial_factors(as_matrix(X), CentralizedConfig(rank, solver_of("hals"), init, seed))
+    return initial_factors(as_matrix(X), CentralizedConfig(rank, build_solver("hals"), init, seed))
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -145,7 +145,7 @@ def penalties(W, Ht, solver):
 @pytest.mark.parametrize("l1_ratio", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_a_balanced_start_has_the_same_product_and_the_least_penalties(init, l1_ratio, size):
-    matrix, solver = as_matrix(size * planted()), solver_of("hals", 0.3, 0.05, l1_ratio)
+    matrix, solver = as_matrix(size * planted()), build_solver("hals", 0.3, 0.05, l1_ratio)
     plain = initial_factors(matrix, CentralizedConfig(5, solver, init, 3))
     found = balanced(matrix, plain, solver)
     if plain.W is not None:
@@ -160,4 +160,4 @@ def test_a_balanced_start_has_the_same_product_and_the_least_penalties(init, l1_
 def test_without_penalties_on_both_there_is_nothing_to_balance(alphas):
     matrix = as_matrix(planted())
     plain = start(planted(), "anchors")
-    assert balanced(matrix, plain, solver_of("hals", *alphas)) is plain
+    assert balanced(matrix, plain, build_solver("hals", *alphas)) is plain

@@ -32,11 +32,11 @@ from partsong.solvers.game import (
     ConstantStep,
     DecayingStep,
     Game,
+    GameState,
     SafeStep,
     ShrinkOthers,
     ShrinkSmallest,
-    Standing,
-    first_weights,
+    initial_weights,
 )
 from partsong.solvers.game_orders import Alternating, Raster, Shuffled, Simultaneous, Stratified
 from partsong.training.loop import StoppingRule, Training, measure, train
@@ -125,12 +125,12 @@ def test_a_sweep_between_parties_is_a_sequential_play_of_all_cells(form):
     shards, step = shards_of(X, parties, form), ConstantStep(0.05)
     program = FederatedGame(K, Game(Raster(), step))
     Ht = stream(3, "start").random((M, K))
-    weights = [first_weights(shard.matrix, Ht) for shard in shards]
+    weights = [initial_weights(shard.matrix, Ht) for shard in shards]
     for done in run(program, shards, 8):
         stratum = done.index % parties
         for p, shard in enumerate(shards):
             span = block_span((p + stratum) % parties, parties, M)
-            stood = Game(Raster(), step).sweep(shard.matrix, Standing(weights[p], Ht), 0, columns=span)
+            stood = Game(Raster(), step).sweep(shard.matrix, GameState(weights[p], Ht), 0, columns=span)
             weights[p], Ht = stood.W, stood.Ht
         assert_array_equal(done.model["H"], Ht.T)
         assert program.turn(done.model).ends_round == (stratum == parties - 1)
@@ -141,14 +141,14 @@ def test_one_party_plays_the_sweeps_of_a_game(order):
     matrix, game, step = as_matrix(data()), Game(order), SafeStep()
     rounds = run(FederatedGame(K, game), shards_of(data(), 1), 12)
     Ht = stream(3, "start").random((M, K))
-    standing, pace, before = Standing(first_weights(matrix, Ht), Ht), 1.0, np.inf
+    game_state, pace, before = GameState(initial_weights(matrix, Ht), Ht), 1.0, np.inf
     for done in rounds:
-        error = matrix.squared_distance(standing.W, standing.Ht)
-        standing = game.sweep(matrix, standing, done.index, pace=pace, miss=np.sqrt(error))
-        seen = standing.seen if order.plays_cells else error
+        error = matrix.squared_distance(game_state.W, game_state.Ht)
+        game_state = game.sweep(matrix, game_state, done.index, pace=pace, residual_norm=np.sqrt(error))
+        seen = game_state.seen if order.plays_cells else error
         pace, before = step.paced(pace, done.index, before, seen), seen
-        assert_array_equal(done.model["H"], standing.Ht.T)
-        share = matrix.squared_distance(standing.W, standing.Ht) / matrix.squared_norm
+        assert_array_equal(done.model["H"], game_state.Ht.T)
+        share = matrix.squared_distance(game_state.W, game_state.Ht) / matrix.squared_norm
         assert done.metrics["relative_error"] == pytest.approx(np.sqrt(share))
         assert done.metrics["objective"] == pytest.approx(share)
 
@@ -365,13 +365,13 @@ def test_consensus_of_a_game_is_play_and_the_mean(name):
         for shard in shards:
             W = own.get(shard.name)
             W = program.solver.solve_rows(shard.matrix, Ht) if W is None else W
-            standing, pace, before = Standing(W, Ht), paces.get(shard.name, 1.0), np.inf
+            game_state, pace, before = GameState(W, Ht), paces.get(shard.name, 1.0), np.inf
             for i in range(done.index * steps, done.index * steps + steps):
                 draw = stream(shard.secret, "play", shard.name, i)
-                standing = game.sweep(shard.matrix, standing, i, pace=pace, draw=draw)
-                pace, before = game.step.paced(pace, i, before, standing.seen), standing.seen
-            own[shard.name], paces[shard.name] = standing.W, pace
-            mean += shard.matrix.shape[0] * standing.Ht.T / len(data())
+                game_state = game.sweep(shard.matrix, game_state, i, pace=pace, generator=draw)
+                pace, before = game.step.paced(pace, i, before, game_state.seen), game_state.seen
+            own[shard.name], paces[shard.name] = game_state.W, pace
+            mean += shard.matrix.shape[0] * game_state.Ht.T / len(data())
         Ht = np.ascontiguousarray(mean.T)
         assert_allclose(done.model["H"], mean, rtol=1e-9, atol=1e-12)
 

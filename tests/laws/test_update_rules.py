@@ -20,8 +20,8 @@ from partsong.engines.local import Parallel, Sequential
 from partsong.kernels import fused_steps
 from partsong.kernels.fused_steps import StepRule
 from partsong.methods import build
-from partsong.solvers.coupling import AlignedProximalTerm, NoPull, ProximalAnchor, ProximalTerm
-from partsong.solvers.fused_steps import TurnsAtOnce
+from partsong.solvers.coupling import AlignedProximalTerm, NoCoupling, ProximalAnchor, ProximalTerm
+from partsong.solvers.fused_steps import SupportsFusedSteps
 from partsong.solvers.local_steps import run_local_steps, run_steps_one_by_one
 from partsong.solvers.normal_equations import NormalEquations, Penalty
 from partsong.solvers.squared_error import SUPPORT_SWEEPS, RowState, SquaredError, start_rows
@@ -285,7 +285,7 @@ TURN_RULES = {
     "MU": Multiplicative(),
 }
 PULLS = {
-    "alone": NoPull(),
+    "alone": NoCoupling(),
     "by position": ProximalTerm(0.2),
     "by position, absolute": ProximalTerm(3.0, absolute=True),
     "assignment": AlignedProximalTerm(0.1, Assignment(), every=3),
@@ -335,13 +335,13 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
     for penalty in (Penalty(), Penalty(1e-3, 1e-2)):
         calls.clear()
         solver = SquaredError(TURN_RULES[rule], penalty, penalty)
-        rows, columns, tether = begun(solver, dtype)
-        kept = [F.copy() for F in (rows.W, columns.Ht, tether.Ht)]
+        rows, columns, anchor = begun(solver, dtype)
+        kept = [F.copy() for F in (rows.W, columns.Ht, anchor.Ht)]
         with runtime.limit_kernel_threads(1):
-            W, H = run_local_steps(solver, matrix, rows, columns, coupling, tether, TURNS)
+            W, H = run_local_steps(solver, matrix, rows, columns, coupling, anchor, TURNS)
             assert sum(calls) == TURNS
             assert max(calls) <= min(4, getattr(coupling, "every", 4))
-            W_singly, H_singly = run_steps_one_by_one(solver, matrix, rows, columns, coupling, tether, TURNS)
+            W_singly, H_singly = run_steps_one_by_one(solver, matrix, rows, columns, coupling, anchor, TURNS)
         assert sum(calls) == TURNS
         assert far(W.W, W_singly.W) < near
         assert far(H.Ht, H_singly.Ht) < near
@@ -351,16 +351,16 @@ def test_turns_at_once_are_the_turns_taken_singly(rule, pull, dtype, is_sparse, 
         for state, other in ((W.memory, W_singly.memory), (H.memory, H_singly.memory)):
             assert (state.previous is None) == (other.previous is None)
             assert state.previous is None or far(state.previous, other.previous) < near
-        assert all((now == then).all() for now, then in zip((rows.W, columns.Ht, tether.Ht), kept, strict=True))
+        assert all((now == then).all() for now, then in zip((rows.W, columns.Ht, anchor.Ht), kept, strict=True))
 
 
 @pytest.mark.parametrize("rule", [CoordinateDescent(1, alpha=0.5), Multiplicative(2), ProjectedGradient()])
 def test_rules_that_compiled_code_does_not_know_are_taken_singly(rule, monkeypatch):
     monkeypatch.setattr(DenseMatrix, "run_fused_steps", lambda *given: pytest.fail("not known to compiled code"))
     solver = SquaredError(rule)
-    rows, columns, tether = begun(solver, np.float64)
+    rows, columns, anchor = begun(solver, np.float64)
     with runtime.limit_kernel_threads(1):
-        _, H = run_local_steps(solver, data(False, np.float64), rows, columns, NoPull(), tether, 3)
+        _, H = run_local_steps(solver, data(False, np.float64), rows, columns, NoCoupling(), anchor, 3)
     assert H.memory.count == 3
 
 
@@ -375,9 +375,9 @@ class Thresholded(CoordinateDescent):
 class Halfway(AlignedProximalTerm):
     """A coupling of one's own that changes what it inherits."""
 
-    def step(self, rule, Ht, equations, state, tether):
-        moved, state, tether = super().step(rule, Ht, equations, state, tether)
-        return (moved + Ht) / 2, state, tether
+    def step(self, rule, Ht, equations, state, anchor):
+        moved, state, anchor = super().step(rule, Ht, equations, state, anchor)
+        return (moved + Ht) / 2, state, anchor
 
 
 class Named(InertialPalm):
@@ -388,7 +388,7 @@ class Named(InertialPalm):
 
 
 @pytest.mark.parametrize(
-    ("rule", "coupling"), [(Thresholded(), NoPull()), (InertialPalm(), Halfway()), (Named(), NoPull())]
+    ("rule", "coupling"), [(Thresholded(), NoCoupling()), (InertialPalm(), Halfway()), (Named(), NoCoupling())]
 )
 def test_what_a_subclass_inherits_does_not_speak_for_its_steps(rule, coupling):
     solver = SquaredError(rule)
@@ -411,7 +411,7 @@ def test_only_data_that_lie_ready_are_worked_on_at_once(tmp_path):
     integers = DenseMatrix((X * 9).astype(np.int32), np.dtype(np.float64))
     ready = DenseMatrix(X, np.dtype(np.float64))
     for matrix, is_ready in ((mapped, False), (by_column, False), (integers, False), (ready, True)):
-        assert isinstance(matrix, TurnsAtOnce)
+        assert isinstance(matrix, SupportsFusedSteps)
         with runtime.limit_kernel_threads(1):
             assert (matrix.max_steps_per_call(5, StepRule("descend")) > 0) is is_ready
 
@@ -446,7 +446,7 @@ def test_sums_over_many_rows_keep_their_digits(rows, columns, rank, offset):
             (np.float32, run_steps_one_by_one),
         ):
             start = RowState(W.astype(dtype), None, solver.rule.init(W)), solver.begin(Ht.astype(dtype))
-            _, columns_ = way(solver, as_matrix(X.astype(dtype)), *start, NoPull(), ProximalAnchor(Ht), 20)
+            _, columns_ = way(solver, as_matrix(X.astype(dtype)), *start, NoCoupling(), ProximalAnchor(Ht), 20)
             found[dtype, way] = columns_.Ht
     exact = found[np.float64, run_local_steps]
     assert (
@@ -516,7 +516,7 @@ def test_what_vanishes_becomes_zero(rule, dtype):
     rows = RowState(draw.random((30, 3)).astype(dtype), None, solver.rule.init(X))
     Ht = draw.random((12, 3)).astype(dtype)
     with runtime.limit_kernel_threads(1):
-        _, H = run_local_steps(solver, as_matrix(X), rows, solver.begin(Ht), NoPull(), ProximalAnchor(Ht), 3000)
+        _, H = run_local_steps(solver, as_matrix(X), rows, solver.begin(Ht), NoCoupling(), ProximalAnchor(Ht), 3000)
     assert not ((H.Ht > 0) & (H.Ht < np.finfo(dtype).tiny)).any()
     assert (H.Ht[6:] == 0).any()
 

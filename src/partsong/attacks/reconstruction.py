@@ -25,7 +25,7 @@ from partsong.methods.game import FederatedGame
 from partsong.sketch.kinds import ChosenCoordinates
 from partsong.sketch.operator import Operator
 from partsong.sketch.recovery import recover_from_sketches
-from partsong.solvers.game import even_scale, mean_size
+from partsong.solvers.game import balancing_scale, mean_squared_norm
 
 ROUNDING = 1e-10
 """Singular values below this share of the largest count as rounding."""
@@ -97,9 +97,9 @@ def row_from_play(exchanges: Sequence[tuple[Message, Message]], game: Any) -> tu
             fitted = max(0.0, sent_norm - float(totals[3])) / max(float(column_sums @ column_sums), 1e-300)
             w = np.full(len(H), np.sqrt(fitted))
         pace, row_size = (float(value) for value in model["pace"])
-        sizes = row_size or mean_size(w[None]), mean_size(H.T)
-        scale = even_scale(*sizes) if game.step.is_balanced else 1.0
-        step = game.step.meeting(sweep, pace, sizes[0] * scale**2 + sizes[1] / scale**2)
+        sizes = row_size or mean_squared_norm(w[None]), mean_squared_norm(H.T)
+        scale = balancing_scale(*sizes) if game.step.is_balanced else 1.0
+        step = game.step.pair_step(sweep, pace, sizes[0] * scale**2 + sizes[1] / scale**2)
         first, last = block_span(int(upload["place"][0]), blocks, m)
         w, x[first:last] = _met(w * scale, H[:, first:last] / scale, sent[:, : last - first] / scale, step)
         w = w / scale

@@ -112,7 +112,7 @@ def check(
         "summary": summary,
         "findings": [asdict(finding) for finding in findings],
         "report": report,
-        "exposure": None if support is None else support.as_dict(),
+        "exposure": None if support is None else support.to_dict(),
     }
     lines = facts(((name.replace("_", " "), _shown(value)) for name, value in summary.items()), 24)
     for each in findings:

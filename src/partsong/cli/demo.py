@@ -21,8 +21,8 @@ from partsong.data.conversion import as_matrix
 from partsong.data.partition import by_label
 from partsong.estimators.compare import Candidate, run_candidate, warm_up
 from partsong.estimators.parties import party_names
-from partsong.privacy.exposure import simulated_in_words
-from partsong.reporting.run_report import MethodResult, Party, Report, write_report
+from partsong.privacy.exposure import summarize_simulated_runs
+from partsong.reporting.run_report import MethodResult, PartyHoldings, Report, write_report
 from partsong.training.loop import progress
 
 EPILOG = examples("partsong demo", "partsong demo --quick --output try.html", "partsong demo --quick --json")
@@ -132,13 +132,13 @@ def run_demo(output: Path, seed: int, quick: bool, console: Any) -> Report:
     warm_up((candidate.program for candidate in entered), shards)
     found = _run_all(entered, shards, seed, verbose=0 if console.quiet else 1)
     parties = tuple(
-        Party(name, len(rows), {str(d): int((labels[rows] == d).sum()) for d in range(10)})
+        PartyHoldings(name, len(rows), {str(d): int((labels[rows] == d).sum()) for d in range(10)})
         for name, rows in zip(names, owned, strict=True)
     )
     report = _report(parties, found, seed, quick)
     _print_table(found, console)
     sending = ((one.name, one.program, one.rounds) for one in entered if not one.is_oracle)
-    for line in simulated_in_words(sending, shards):
+    for line in summarize_simulated_runs(sending, shards):
         console.print(line, highlight=False, soft_wrap=True)
     write_report(output, report)
     console.print(
@@ -159,7 +159,7 @@ def _run_all(entered: tuple[Candidate, ...], shards: list[Shard], seed: int, ver
     return tuple(method.aligned_with(reference) for method in found)
 
 
-def _report(parties: tuple[Party, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
+def _report(parties: tuple[PartyHoldings, ...], found: tuple[MethodResult, ...], seed: int, quick: bool) -> Report:
     return Report(
         title="Shared components, no pooled rows",
         lead=f"Ten parties hold {sum(p.rows for p in parties)} handwritten digits and never pool them. Each finds "

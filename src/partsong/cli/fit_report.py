@@ -24,8 +24,8 @@ from partsong.estimators import compare
 from partsong.estimators.compare import Candidate, result_of
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.privacy.exposure import worst_party
-from partsong.reporting.html import percent
-from partsong.reporting.run_report import Party, Report, write_report
+from partsong.reporting.html import format_percent
+from partsong.reporting.run_report import PartyHoldings, Report, write_report
 from partsong.solvers.game import SAFE
 from partsong.training.loop import Exclusion, HistoryRow, Training
 from partsong.training.result import FitResult
@@ -76,15 +76,15 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
     is_open = not fit.reduction.hides_uploads and fit.spending is None
     report = Report(
         title=f"{len(fit.shards)} parties, {settings['method']}",
-        lead=f"A relative error of {percent(found.relative_error)} with {fit.rank} components: {result.ending}.",
-        parties=tuple(Party(shard.name, shard.matrix.shape[0], {}) for shard in fit.shards),
+        lead=f"A relative error of {format_percent(found.relative_error)} with {fit.rank} components: {result.ending}.",
+        parties=tuple(PartyHoldings(shard.name, shard.matrix.shape[0], {}) for shard in fit.shards),
         methods=(found,),
         image_shape=None,
         feature_names=result.data.feature_names,
         settings={name: str(value) for name, value in settings.items() if value is not None},
         versions={"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent=NEVER_SENT + (OPEN if is_open else ""),
-        privacy=None if fit.spending is None else fit.spending.told(),
+        privacy=None if fit.spending is None else fit.spending.to_dict(),
         is_masked=fit.reduction.hides_uploads,
         attacks=RESUMED if result.options.resume is not None else _attacks(fit, witness),
     )
@@ -191,9 +191,11 @@ class Result:
         if game is not None:
             summary["game"] = game
         if self.is_federation:
-            privacy = {} if self.fit.spending is None else {**self.fit.spending.told(), "simulated": [*SIMULATED_HERE]}
+            privacy = (
+                {} if self.fit.spending is None else {**self.fit.spending.to_dict(), "simulated": [*SIMULATED_HERE]}
+            )
             worst = worst_party(estimator.exposures_.values())
-            summary |= {**privacy, "secure_aggregation": self.fit.reduction.hides_uploads, "exposure": worst.as_dict()}
+            summary |= {**privacy, "secure_aggregation": self.fit.reduction.hides_uploads, "exposure": worst.to_dict()}
         senders = {party for _, party, up, _ in self.sent if up}
         return summary | {
             "n_components": self.fit.rank,
@@ -223,7 +225,7 @@ class Result:
         if spending is not None:
             at = [name for name, _ in lines].index("relative error")
             lines[at] = (lines[at][0], f"{lines[at][1]}, known only in this simulation")
-            spent = spending.told()
+            spent = spending.to_dict()
             promise = f"unit {spent['unit']} ({spent['relation']}): {spent['promise']}"
             lines.insert(2, ("privacy", f"ε = {spent['epsilon_spent']:.4g} spent at δ = {spent['delta']:g}, {promise}"))
         if summary.get("secure_aggregation"):

@@ -50,8 +50,8 @@ from partsong.estimators.validation import penalties_of
 from partsong.io.model_file import Model, load_model
 from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.weights import write_weights
-from partsong.solvers.observed import ObservedRows
-from partsong.solvers.squared_error import solver_of
+from partsong.solvers.observed import ObservedRowSolver
+from partsong.solvers.squared_error import build_solver
 from partsong.training.result import top_features
 
 ModelFile = Annotated[
@@ -222,7 +222,7 @@ def weights_of(table: Table, model: Model, threads: int | None, missing: str = M
     matrix: Matrix = observed(table.X, kind) if missing == IGNORE else as_matrix(table.X, kind)
     Ht = np.ascontiguousarray(model.components.T)
     with limit_kernel_threads(threads or available_threads()):
-        W = ObservedRows(solver_of("hals", *penalties_of(model.settings))).solve_rows(matrix, Ht)
+        W = ObservedRowSolver(build_solver("hals", *penalties_of(model.settings))).solve_rows(matrix, Ht)
         distance = max(0.0, matrix.squared_distance(W, Ht))
         norm = matrix.squared_norm
     return W, math.sqrt(distance / norm) if norm > 0 else 0.0

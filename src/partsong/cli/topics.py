@@ -374,20 +374,20 @@ def show(
     require_writable("--html", html, (".html",))
     from partsong.evaluation.topic_quality import top_words
     from partsong.io.topic_file import load_topics
-    from partsong.reporting.topic_page import TopicPage, facts_of, write_topic_page
+    from partsong.reporting.topic_page import TopicPage, build_facts, write_topic_page
 
     known = load_topics(model)
     V = known.components.shape[1]
     names = tuple(f"#{column}" for column in range(V)) if known.words is None else known.words
     topics = topic_rows(top_words(known.components, names, n), known.shares, known.coherence)
     if html is not None:
-        facts = facts_of(known.settings, words=V) | {"seed": str(known.seed)}
+        facts = build_facts(known.settings, words=V) | {"seed": str(known.seed)}
         write_topic_page(html, TopicPage(known.components, names, known.shares, known.coherence, facts))
     if as_json:
         put_json({"model": model, "n_words": V, "settings": dict(known.settings), "topics": topics})
         return
     show_topics(topics)
-    facts = facts_of(known.settings)
+    facts = build_facts(known.settings)
     typer.echo(visible(", ".join((f"{V} words", *(f"{name} {value}" for name, value in facts.items())))))
 
 

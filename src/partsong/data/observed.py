@@ -114,7 +114,7 @@ def observed(X: Any, precision: Any = None) -> ObservedMatrix:
 def _refuse(product: str) -> NoReturn:
     raise CompositionError(
         f"{product} would need the unknown cells of this matrix. Use a game method, which plays only known cells, and "
-        "solvers.observed.ObservedRows for new rows; or fill the gaps and pass an array."
+        "solvers.observed.ObservedRowSolver for new rows; or fill the gaps and pass an array."
     )
 
 

@@ -30,11 +30,19 @@ from partsong.engines.local import Parallel, run_in_threads
 from partsong.errors import ParameterError, PartsongError
 from partsong.estimators.parties import read_parties
 from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
-from partsong.evaluation.metrics import AtParty, OwnParts, at_party, is_finite, overall_error, own_parts, with_own
+from partsong.evaluation.metrics import (
+    LocalComponents,
+    PartyResult,
+    add_local_model,
+    align_local_components,
+    evaluate_party,
+    is_finite,
+    overall_error,
+)
 from partsong.methods.init_modes import INIT_MODES
 from partsong.methods.registry import Problem
-from partsong.reporting.html import Column, Markup, element, percent, row, significant, size
-from partsong.reporting.run_report import Curve, MethodResult, Party, Report, Sent, write_report
+from partsong.reporting.html import Column, Markup, element, format_bytes, format_number, format_percent, row
+from partsong.reporting.run_report import ArrayTraffic, Curve, MethodResult, PartyHoldings, Report, write_report
 from partsong.training.loop import (
     ON_PARTY_ERROR,
     RAISE,
@@ -94,7 +102,7 @@ class Recorder:
     """Records a run: counts of uploads by the signature of their arrays, and H_p after the first and the best round."""
 
     meanings: Mapping[str, str] = field(default_factory=dict)
-    sent: dict[Signature, list[Sent]] = field(default_factory=dict)
+    sent: dict[Signature, list[ArrayTraffic]] = field(default_factory=dict)
     alone: dict[str, Array] = field(default_factory=dict)
     own: dict[str, Array] = field(default_factory=dict)
     server: State = None
@@ -110,14 +118,17 @@ class Recorder:
         if row.objective <= self.least:
             self.least, self.server, self.own = row.objective, done.checkpoint.server, party_components(done.checkpoint)
 
-    def _arrays_of(self, upload: Message) -> list[Sent]:
+    def _arrays_of(self, upload: Message) -> list[ArrayTraffic]:
         arrays = [
-            Sent(name, shape, dtype, int(upload[name].nbytes), 0, self.meanings.get(name, ""))
+            ArrayTraffic(name, shape, dtype, int(upload[name].nbytes), 0, self.meanings.get(name, ""))
             for name, shape, dtype in upload.signature
         ]
-        return [*arrays, Sent("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it")]
+        return [
+            *arrays,
+            ArrayTraffic("weight", (), "float64", 8, 0, "the number of rows, where the aggregation uses it"),
+        ]
 
-    def sent_by_each(self, parties: int) -> tuple[Sent, ...]:
+    def sent_by_each(self, parties: int) -> tuple[ArrayTraffic, ...]:
         """Return mean counts of uploads per party: asynchronous parties send different numbers."""
         every = itertools.chain.from_iterable(self.sent.values())
         return tuple(replace(one, times=max(1, round(one.times / parties))) for one in every)
@@ -167,15 +178,17 @@ def run_candidate(
     return result_of(candidate, training, finish_with_warnings(fit, training), shards, recorder)
 
 
-def at_parties(program: Any, shards: Sequence[Shard], finished: FitResult, recorder: Recorder) -> tuple[AtParty, ...]:
+def at_parties(
+    program: Any, shards: Sequence[Shard], finished: FitResult, recorder: Recorder
+) -> tuple[PartyResult, ...]:
     """Evaluate the model, and each party's own H_p, at every party."""
     found = []
     with runtime.limit_kernel_threads(runtime.available_threads()):
         for shard in shards:
-            party = at_party(shard, finished.H, program.solver, finished.weights.get(shard.name))
+            party = evaluate_party(shard, finished.H, program.solver, finished.weights.get(shard.name))
             if shard.name in recorder.own:
                 models = program.components(recorder.server), finished.H
-                party = with_own(party, shard, recorder.own[shard.name], models, program.solver)
+                party = add_local_model(party, shard, recorder.own[shard.name], models, program.solver)
             found.append(party)
     return tuple(found)
 
@@ -204,7 +217,7 @@ def result_of(
         is_oracle=is_oracle,
         init_mode=candidate.init_mode,
         parties=at_parties(candidate.program, shards, finished, Recorder() if is_oracle else recorder),
-        found_alone={name: own_parts(H, finished.H) for name, H in known.items()},
+        found_alone={name: align_local_components(H, finished.H) for name, H in known.items()},
     )
 
 
@@ -262,15 +275,15 @@ def run_locally(
     )
 
 
-def _alone(shard: Shard, fit: FederatedFit, training: Training) -> AtParty:
+def _alone(shard: Shard, fit: FederatedFit, training: Training) -> PartyResult:
     finished = finish(fit, training)
     with runtime.limit_kernel_threads(runtime.available_threads()):
-        party = at_party(shard, finished.H, fit.program.solver, finished.W)
-    own = OwnParts(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
+        party = evaluate_party(shard, finished.H, fit.program.solver, finished.W)
+    own = LocalComponents(finished.H, tuple(range(len(finished.H))), (True,) * len(finished.H))
     return replace(party, own_error=party.relative_error, own=own)
 
 
-def _local_curve(label: str, trainings: Sequence[Training], parties: Sequence[AtParty], seconds: float) -> Curve:
+def _local_curve(label: str, trainings: Sequence[Training], parties: Sequence[PartyResult], seconds: float) -> Curve:
     """The error over all rows by iteration; time is spread evenly, because parties share the cores."""
     norms = np.array([party.squared_norm for party in parties])
     count = min(len(one.history) for one in trainings)
@@ -368,7 +381,7 @@ class Comparison:
         )  # fmt: skip
 
     @property
-    def per_party(self) -> dict[str, dict[str, AtParty]]:
+    def per_party(self) -> dict[str, dict[str, PartyResult]]:
         """By method and party: fit, drift, and component shares."""
         return {m.name: {party.name: party for party in m.parties} for m in self.findings}
 
@@ -449,7 +462,7 @@ class Comparison:
         self, path: str | os.PathLike[str], *, image_shape: tuple[int, int] | None = None, title: str = "Comparison"
     ) -> Path:
         """Write one self-contained HTML page with curves and components, shown as images if `image_shape` is set."""
-        parties = tuple(Party(party.name, party.rows, {}) for party in self.findings[0].parties)
+        parties = tuple(PartyHoldings(party.name, party.rows, {}) for party in self.findings[0].parties)
         settings = {"rank": str(self.n_components), "seed": str(self.seed), "threads": str(runtime.available_threads())}
         versions = {"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__}
         text = Report(
@@ -459,12 +472,12 @@ class Comparison:
 
 
 def _cells(row: ComparisonRow) -> tuple[str, ...]:
-    sent = {"pooled": "all rows", "local": "nothing"}.get(row.method, size(row.bytes_up_per_party))
+    sent = {"pooled": "all rows", "local": "nothing"}.get(row.method, format_bytes(row.bytes_up_per_party))
     sent = sent.replace("\N{NO-BREAK SPACE}", " ")
     return (
-        row.method, row.init_mode, str(row.rounds), str(row.local_steps), percent(row.relative_error),
-        percent(row.explained_variance), percent(max(row.party_errors.values())), sent,
-        significant(row.seconds), significant(row.drift), significant(row.aligned_drift), str(row.outcome),
+        row.method, row.init_mode, str(row.rounds), str(row.local_steps), format_percent(row.relative_error),
+        format_percent(row.explained_variance), format_percent(max(row.party_errors.values())), sent,
+        format_number(row.seconds), format_number(row.drift), format_number(row.aligned_drift), str(row.outcome),
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ from partsong.io.opening import ReadOptions
 from partsong.io.weights import require_weight_ending, shard_path
 from partsong.io.write import require_writable_file
 from partsong.methods.registry import Problem
-from partsong.solvers.squared_error import solver_of
+from partsong.solvers.squared_error import build_solver
 from partsong.training.distributed import (
     GAME,
     DistributedFit,
@@ -242,7 +242,7 @@ def settings_of(asked: Mapping[str, Any], engine: str, ranks: int) -> Distribute
     require_verbosity(asked["verbose"])
     stop, precision = stop_of(asked["tol"], asked["time_budget"]), precision_of(asked["dtype"])
     alpha_W, alpha_H, l1_ratio = (asked[name] for name in ("alpha_W", "alpha_H", "l1_ratio"))
-    solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    build_solver("cd", alpha_W, alpha_H, l1_ratio)
     if method == GAME and (alpha_W or alpha_H not in (0, "same")):
         raise ParameterError("A game has no penalties. Remove alpha_W and alpha_H.", parameter="alpha_W")
     return DistributedSettings(

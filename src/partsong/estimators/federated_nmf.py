@@ -52,10 +52,10 @@ from partsong.estimators.validation import (
 )
 from partsong.methods.privacy_request import Privacy, RowPrivacy, build_secure_sum, privacy_from_dict, privacy_to_dict
 from partsong.methods.registry import Problem
-from partsong.privacy.exposure import exposures_of, worst_party
-from partsong.privacy.spending import SIMULATED, Spending, spent_from, without_names
+from partsong.privacy.exposure import party_exposures, worst_party
+from partsong.privacy.spending import SIMULATION_ONLY, PrivacyTracker, parse_spent, without_party_names
 from partsong.secure_aggregation.protocol import SecureSum
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.training.checkpoint import RunRecorder, fingerprint, stored_rows
 from partsong.training.loop import (
     ON_PARTY_ERROR,
@@ -450,7 +450,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         settings = {**self.settings(), "parties": self.n_parties_}
         if self.privacy_report_ is not None:
-            settings |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": without_names(self.privacy_report_)}
+            spent = without_party_names(self.privacy_report_)
+            settings |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": spent}
         elif self.n_samples_ is not None:
             settings |= {"n_samples": self.n_samples_}
         settings |= {"secure_aggregation": True} if self.secure_aggregation else {}
@@ -472,7 +473,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             )
         try:
             estimator = cls.from_settings(settings).set_params(n_components=len(model.components))
-            report, solver = spent_from(settings.get("privacy_spent")), solver_from_settings(settings)
+            report, solver = parse_spent(settings.get("privacy_spent")), solver_from_settings(settings)
             estimator._set_fitted(
                 fitted_attributes(model),
                 accounts_=None,
@@ -480,7 +481,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 privacy_report_=report,
                 simulated_=(),
                 n_parties_=whole_number("parties", settings.get("parties", 1)),
-                solver_=ObservedRows(solver) if estimator.missing == "ignore" else solver,
+                solver_=ObservedRowSolver(solver) if estimator.missing == "ignore" else solver,
             )
         except ParameterError as error:
             raise FormatError(
@@ -507,11 +508,11 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             self.privacy, self.secure_aggregation, self.method, options=options, time_budget=self.time_budget
         )
         one_of("on_party_error", self.on_party_error, ON_PARTY_ERROR)
-        plays = isinstance(getattr(self.method, "solver", None), ObservedRows) or self.method == "game"
+        plays = isinstance(getattr(self.method, "solver", None), ObservedRowSolver) or self.method == "game"
         if one_of("missing", self.missing, MISSING) == "ignore" and not plays:
             raise ParameterError(
-                'missing="ignore" is for method="game" and for Programs whose solver is ObservedRows, in which unknown '
-                f"cells are not played; the method is {self.method!r}. Use a game, or impute them.",
+                'missing="ignore" needs method="game" or a Program whose solver is ObservedRowSolver; '
+                f'got method={self.method!r}. Use method="game", or impute missing cells.',
                 parameter="missing",
             )
         require_verbosity(self.verbose)
@@ -583,7 +584,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         estimator.check_settings()
         return estimator
 
-    def _protected(self, program: Program, n_parties: int) -> tuple[Program, Spending | None]:
+    def _protected(self, program: Program, n_parties: int) -> tuple[Program, PrivacyTracker | None]:
         """The program with the requested noise, and the privacy accounts if it has noise."""
         if self.privacy is not None:
             program = self.privacy.program(program, self._rounds(), n_parties, bool(self.secure_aggregation))
@@ -591,8 +592,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if traits.release is None:
             return program, None
         if self.privacy is None:
-            return program, Spending(traits.release, most=traits.max_releases)
-        return program, Spending(traits.release, self.privacy.delta, self.privacy.spent, traits.max_releases)
+            return program, PrivacyTracker(traits.release, max_releases=traits.max_releases)
+        return program, PrivacyTracker(traits.release, self.privacy.delta, self.privacy.spent, traits.max_releases)
 
     def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> FitJob:
         """Validate everything before the first round; a resumed run keeps its seed."""
@@ -685,7 +686,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             result = finish_with_warnings(fit, training)
         names, spending = [shard.name for shard in fit.shards], fit.spending
         own, alignments = own_components(result.H, job.own, names)
-        exposures = exposures_of(fit.program, fit.shards, len(training.history))
+        exposures = party_exposures(fit.program, fit.shards, len(training.history))
         self._set_fitted(
             job.columns,
             components_=result.H,
@@ -708,8 +709,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             exposure_=worst_party(exposures.values()).level,
             accounts_=None if spending is None else spending.accounts,
             epsilon_spent_=math.inf if spending is None else spending.accounts.epsilon(spending.delta),
-            privacy_report_=None if spending is None else spending.told(),
-            simulated_=SIMULATED if spending is not None else (),
+            privacy_report_=None if spending is None else spending.to_dict(),
+            simulated_=SIMULATION_ONLY if spending is not None else (),
         )
         job.observer.end(training, result)
 

@@ -42,7 +42,7 @@ from partsong.estimators.validation import (
     whole_seed,
 )
 from partsong.solvers.initialization import InitialFactors
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import SquaredError
 from partsong.training.centralized import Build, CentralizedConfig, CentralizedFit, fit_centralized
 from partsong.training.loop import WINDOW, Fit, FitObserver, StoppingRule, Training, progress
@@ -274,9 +274,9 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             except ParameterError:
                 setattr(estimator, name, usual)
         if estimator.solver == "game":
-            from partsong.solvers.game import game_from_file
+            from partsong.solvers.game import game_solver_from_settings
 
-            estimator.set_params(solver=game_from_file(settings))
+            estimator.set_params(solver=game_solver_from_settings(settings))
         if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             known = {name: settings[name] for name in ("n_components", "dtype")}
             estimator.set_params(random_state=settings["seed"], **known)
@@ -378,7 +378,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         is_used = is_custom or self.init == "custom"
         return len(H) if is_used and hasattr(H, "__len__") and getattr(H, "ndim", 2) == 2 else None
 
-    def _solver(self) -> SquaredError | ObservedRows:
+    def _solver(self) -> SquaredError | ObservedRowSolver:
         return row_solver_of(self.solver, self.alpha_W, self.alpha_H, self.l1_ratio)
 
     def check_settings(self) -> StoppingRule:

@@ -28,7 +28,7 @@ from partsong.estimators.validation import (
     stop_of,
     whole_seed,
 )
-from partsong.solvers.pca_game import EigenGame, Match, PassRow, Played
+from partsong.solvers.pca_game import EigenGame, GameResult, GameRun, PassRow
 from partsong.training.loop import HistoryRow, progress
 
 BATCH_DECAY = 0.03
@@ -189,7 +189,7 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         default_decay = 0.0 if self.batch_size is None else BATCH_DECAY
         return EigenGame(self.play, step, default_decay if self.decay is None else real_number("decay", self.decay))
 
-    def _match(self, game: EigenGame, shape: tuple[int, int], seed: int) -> Match:
+    def _match(self, game: EigenGame, shape: tuple[int, int], seed: int) -> GameRun:
         n, d = shape
         rank = min(n, d, DEFAULT_RANK) if self.n_components is None else int(self.n_components)
         if rank > min(n, d):
@@ -205,9 +205,9 @@ class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 parameter="batch_size",
             )
         batch = None if self.batch_size is None else int(self.batch_size)
-        return Match(game, rank, seed, int(self.max_iter), float(self.tol), batch)
+        return GameRun(game, rank, seed, int(self.max_iter), float(self.tol), batch)
 
-    def _keep(self, played: Played, data: CenteredMatrix, precision: np.dtype[Any]) -> np.ndarray:
+    def _keep(self, played: GameResult, data: CenteredMatrix, precision: np.dtype[Any]) -> np.ndarray:
         V = np.linalg.qr(played.profile.V)[0]
         scores = data.times(V)
         energies = np.square(scores).sum(axis=0)

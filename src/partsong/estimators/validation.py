@@ -32,8 +32,8 @@ from partsong.errors import (
     first_few,
 )
 from partsong.solvers.initialization import InitialFactors
-from partsong.solvers.observed import ObservedRows
-from partsong.solvers.squared_error import SquaredError, solver_of
+from partsong.solvers.observed import ObservedRowSolver
+from partsong.solvers.squared_error import SquaredError, build_solver
 from partsong.training import centralized
 from partsong.training.loop import StoppingRule
 
@@ -314,17 +314,17 @@ def is_game(solver: Any) -> bool:
 
 def row_solver_of(
     solver: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0
-) -> SquaredError | ObservedRows:
+) -> SquaredError | ObservedRowSolver:
     """Return the solver that fits rows to a model; a game has no penalties, and can fit known cells only."""
     if not is_game(solver):
-        return solver_of(solver, alpha_W, alpha_H, l1_ratio)
-    plain = solver_of("cd", alpha_W, alpha_H, l1_ratio)
+        return build_solver(solver, alpha_W, alpha_H, l1_ratio)
+    plain = build_solver("cd", alpha_W, alpha_H, l1_ratio)
     if plain.penalty_W or plain.penalty_H:
         raise ParameterError(
             "A game has no penalties. Set alpha_W and alpha_H to 0, or use self-play to shape H.",
             parameter="alpha_W",
         )
-    return ObservedRows(plain)
+    return ObservedRowSolver(plain)
 
 
 def require_missing(missing: Any, solver: Any) -> None:
@@ -351,9 +351,9 @@ def solver_from_settings(settings: Mapping[str, Any]) -> SquaredError:
     `l1_ratio_h` is the L1 share of H, if it differs from that of W.
     """
     alpha_W, alpha_H, l1_ratio = penalties_of(settings)
-    on_W = solver_of("cd", alpha_W, alpha_H, l1_ratio)
+    on_W = build_solver("cd", alpha_W, alpha_H, l1_ratio)
     own_ratio = _number_from_settings(settings, "l1_ratio_h") if "l1_ratio_h" in settings else l1_ratio
-    return replace(on_W, penalty_H=solver_of("cd", alpha_W, alpha_H, own_ratio).penalty_H)
+    return replace(on_W, penalty_H=build_solver("cd", alpha_W, alpha_H, own_ratio).penalty_H)
 
 
 def penalties_of(settings: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ from partsong.data.validation import require_transformable
 from partsong.errors import DataError, ShapeError
 from partsong.kernels import observed as compiled
 from partsong.solvers.normal_equations import NormalEquations
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.update_rules import BlockPivoting
 
 
@@ -107,7 +107,7 @@ def _gains(F: Array, fixed: Array, cross: Array) -> np.ndarray:
 
 def _gains_where_known(matrix: ObservedMatrix, F: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     """The same over the known cells of each row."""
-    best = ObservedRows().solve_rows(matrix, fixed.astype(np.float64, copy=False))
+    best = ObservedRowSolver().solve_rows(matrix, fixed.astype(np.float64, copy=False))
     side, out = matrix.by_row, np.empty(matrix.shape[0])
     entries = side.indptr, side.indices, side.data, fixed, F, best
     pieces = matrix.pieces(2 * fixed.shape[1])

@@ -13,7 +13,7 @@ from partsong.aggregation.alignment import Assignment, correlations, orthogonali
 from partsong.core.interfaces import Alignment, Array, Plan, RowSolver, Shard
 from partsong.solvers.squared_error import SquaredError
 
-LEVEL = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """Correlations that are not above zero at this level, over all k² pairs, make no partners."""
 
 
@@ -27,7 +27,7 @@ class Drift:
     plans: tuple[Plan, ...]
 
 
-def drift_of(parties: Sequence[Array], H: Array, align: Alignment = Assignment()) -> Drift:
+def compute_drift(parties: Sequence[Array], H: Array, align: Alignment = Assignment()) -> Drift:
     """How far the parties' H_j (each k × m) are from the shared H; rows without a partner do not count as aligned."""
     target = _numbers(H)
     own = [_numbers(one) for one in parties]
@@ -59,11 +59,11 @@ def potential(
         W, Ht = weights[shard.name], kernels.of(own[shard.name]).rows_of(own[shard.name])
         mine = _numbers(own[shard.name])
         plan = align.plan(mine, target)
-        total += 0.5 * max(0.0, shard.matrix.squared_distance(W, Ht)) + 0.5 * strength * _pulled(mine, plan, target)
+        total += 0.5 * max(0.0, shard.matrix.squared_distance(W, Ht)) + 0.5 * strength * _pull_cost(mine, plan, target)
     return total
 
 
-def _pulled(mine: np.ndarray, plan: Plan, target: np.ndarray) -> float:
+def _pull_cost(mine: np.ndarray, plan: Plan, target: np.ndarray) -> float:
     """Σ_l w_l ‖h_l − (P·target)_l / w_l‖², w = P·1."""
     rows = np.flatnonzero(plan.weights > 0)
     weights = plan.weights[rows]
@@ -76,7 +76,7 @@ def _numbers(H: Array) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnParts:
+class LocalComponents:
     """A party's own H_p (k × m) in the order of the shared components: row a belongs to component a.
 
     The party has it in place places[a]; where has_partner[a] is false the two have nothing in common, and the row
@@ -87,9 +87,9 @@ class OwnParts:
     places: tuple[int, ...]
     has_partner: tuple[bool, ...]
 
-    def in_order(self, order: Sequence[int]) -> OwnParts:
+    def in_order(self, order: Sequence[int]) -> LocalComponents:
         """The same for shared components of which order[a] now comes in place a."""
-        return OwnParts(
+        return LocalComponents(
             self.components[list(order)],
             tuple(self.places[i] for i in order),
             tuple(self.has_partner[i] for i in order),
@@ -97,7 +97,7 @@ class OwnParts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AtParty:
+class PartyResult:
     """One method at one party; errors and shares are fractions.
 
     `relative_error` is ‖X_p − W_p H‖ / ‖X_p‖ with W_p fitted to the shared H, `own_error` the same with the party's own
@@ -113,36 +113,38 @@ class AtParty:
     own_error: float = math.nan
     drift: float = math.nan
     aligned_drift: float = math.nan
-    own: OwnParts | None = None
+    own: LocalComponents | None = None
 
-    def in_order(self, order: Sequence[int]) -> AtParty:
+    def in_order(self, order: Sequence[int]) -> PartyResult:
         """The same for shared components of which order[a] now comes in place a."""
         own = None if self.own is None else self.own.in_order(order)
         return replace(self, shares=tuple(self.shares[i] for i in order), own=own)
 
 
-def at_party(shard: Shard, H: Array, solver: RowSolver, W: Array | None = None) -> AtParty:
+def evaluate_party(shard: Shard, H: Array, solver: RowSolver, W: Array | None = None) -> PartyResult:
     """The fit of H (k × m) to the rows of a party, with the weights given, or else refitted."""
     Ht = shard.matrix.native(kernels.of(H).rows_of(H))
     fitted = solver.solve_rows(shard.matrix, Ht) if W is None else W
     norm = float(shard.matrix.squared_norm)
     error = _relative(shard.matrix.squared_distance(fitted, Ht), norm)
-    return AtParty(shard.name, shard.matrix.shape[0], norm, error, _shares(fitted, Ht))
+    return PartyResult(shard.name, shard.matrix.shape[0], norm, error, _shares(fitted, Ht))
 
 
-def with_own(party: AtParty, shard: Shard, own: Array, models: tuple[Array, Array], solver: RowSolver) -> AtParty:
+def add_local_model(
+    party: PartyResult, shard: Shard, own: Array, models: tuple[Array, Array], solver: RowSolver
+) -> PartyResult:
     """Adds the party's own H_p (k × m); `models` are H as the server has it, and as it is shown: scaled and sorted."""
     served, shown = models
     if not is_finite(own):
         return replace(party, drift=math.inf, aligned_drift=math.inf)
     size = float(np.square(_numbers(served)).sum()) or 1.0
-    found = drift_of([own], served)
+    found = compute_drift([own], served)
     return replace(
         party,
-        own_error=at_party(shard, own, solver).relative_error,
+        own_error=evaluate_party(shard, own, solver).relative_error,
         drift=found.regular / size,
         aligned_drift=found.aligned / size,
-        own=own_parts(own, shown),
+        own=align_local_components(own, shown),
     )
 
 
@@ -152,16 +154,16 @@ def is_finite(H: Array) -> bool:
         return bool(np.isfinite(np.square(_numbers(H)).sum()))
 
 
-def own_parts(own: Array, H: Array) -> OwnParts:
+def align_local_components(own: Array, H: Array) -> LocalComponents:
     """H_p in the order of H: the assignment with the largest total cosine."""
     source, target = _numbers(own), _numbers(H)
     places = Assignment(unit=True).plan(target, source).partners
-    alike = significant(correlations(target, source), target.shape[1], LEVEL, bonferroni=True)
+    alike = significant(correlations(target, source), target.shape[1], SIGNIFICANCE_LEVEL, bonferroni=True)
     partners = tuple(bool(alike[a, place]) for a, place in enumerate(places))
-    return OwnParts(source[places], tuple(map(int, places)), partners)
+    return LocalComponents(source[places], tuple(map(int, places)), partners)
 
 
-def overall_error(parties: Sequence[AtParty]) -> float:
+def overall_error(parties: Sequence[PartyResult]) -> float:
     """‖X − W H‖ / ‖X‖ over all rows, from two numbers of each party."""
     norm = sum(party.squared_norm for party in parties)
     return _relative(sum(party.relative_error**2 * party.squared_norm for party in parties), norm)

@@ -53,18 +53,18 @@ class TopicPairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cooccurrence:
-    """In how many of `documents` each word occurs, and each pair; int64, in the order of `asked`."""
+    """In how many of `documents` each word occurs, and each pair; int64, in the order of `topic_pairs`."""
 
-    asked: TopicPairs
+    topic_pairs: TopicPairs
     documents: int
     words: np.ndarray
     pairs: np.ndarray
 
     def __add__(self, other: Cooccurrence) -> Cooccurrence:
-        if self.asked != other.asked:
+        if self.topic_pairs != other.topic_pairs:
             raise ShapeError("Counts of different words cannot be added. Count the words of the same topics.")
         return Cooccurrence(
-            self.asked, self.documents + other.documents, self.words + other.words, self.pairs + other.pairs
+            self.topic_pairs, self.documents + other.documents, self.words + other.words, self.pairs + other.pairs
         )
 
     def by_topic(self, topics: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -72,8 +72,8 @@ class Cooccurrence:
 
         The diagonal is in how many each does. Topics must be among those that were asked for.
         """
-        place = {word: i for i, word in enumerate(self.asked.words)}
-        joint = {pair: int(count) for pair, count in zip(self.asked.pairs, self.pairs, strict=True)}
+        place = {word: i for i, word in enumerate(self.topic_pairs.words)}
+        joint = {pair: int(count) for pair, count in zip(self.topic_pairs.pairs, self.pairs, strict=True)}
         joint |= {(i, i): int(count) for i, count in enumerate(self.words)}
         try:
             inside = [[place[word] for word in dict.fromkeys(map(int, topic))] for topic in topics]
@@ -87,18 +87,18 @@ class Cooccurrence:
         return [np.array(each, np.int64).reshape(size) for each, size in zip(counts, sizes, strict=True)]
 
 
-def count_pairs(X: Any, asked: TopicPairs) -> Cooccurrence:
+def count_pairs(X: Any, topic_pairs: TopicPairs) -> Cooccurrence:
     """From documents × words (sparse or dense), in which every entry above zero is an occurrence."""
     rows = sparse.csr_array(X)
-    if asked.words and asked.words[-1] >= rows.shape[1]:
-        raise ShapeError(f"Topics name column {asked.words[-1]}, but the documents have {rows.shape[1]} columns.")
-    chosen = rows[:, list(asked.words)]
+    if topic_pairs.words and topic_pairs.words[-1] >= rows.shape[1]:
+        raise ShapeError(f"Topics name column {topic_pairs.words[-1]}, but the documents have {rows.shape[1]} columns.")
+    chosen = rows[:, list(topic_pairs.words)]
     occurs = sparse.csr_array(((chosen.data > 0).astype(np.int64), chosen.indices, chosen.indptr), chosen.shape)
-    words = np.bincount(occurs.indices, occurs.data, len(asked.words)).astype(np.int64)
+    words = np.bincount(occurs.indices, occurs.data, len(topic_pairs.words)).astype(np.int64)
     together = (occurs.T @ occurs).tocsr()
-    first, second = (np.array([pair[i] for pair in asked.pairs], np.int64) for i in (0, 1))
+    first, second = (np.array([pair[i] for pair in topic_pairs.pairs], np.int64) for i in (0, 1))
     pairs = np.asarray(together[first, second]).reshape(-1) if len(first) else np.zeros(0)
-    return Cooccurrence(asked, int(rows.shape[0]), words, pairs.astype(np.int64))
+    return Cooccurrence(topic_pairs, int(rows.shape[0]), words, pairs.astype(np.int64))
 
 
 def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: int = WINDOW) -> Any:
@@ -209,10 +209,10 @@ def _from_text(path: Path, wanted: Collection[str]) -> Mapping[str, Any]:
         number = 0
         for number, line in _lines(path, stream):
             if size is None:
-                stated, size = _first(path, line)
+                stated, size = _parse_header(path, line)
                 if stated is not None:
                     continue
-            word, values = _parts(path, number, line, size)
+            word, values = _split_line(path, number, line, size)
             if word in names and names[word] not in found:
                 found[names[word]] = _numbers(path, number, values)
                 if len(found) == len(names):
@@ -244,7 +244,7 @@ def _lines(path: Path, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, stripped
 
 
-def _first(path: Path, line: bytes) -> tuple[int | None, int]:
+def _parse_header(path: Path, line: bytes) -> tuple[int | None, int]:
     """How many words a first line of counts announces (None: it is a vector already), and the length of vectors."""
     line = line.removeprefix(b"\xef\xbb\xbf")
     fields = line.split()
@@ -259,7 +259,7 @@ def _first(path: Path, line: bytes) -> tuple[int | None, int]:
     return None, len(fields) - 1
 
 
-def _parts(path: Path, number: int, line: bytes, size: int) -> tuple[bytes, list[bytes]]:
+def _split_line(path: Path, number: int, line: bytes, size: int) -> tuple[bytes, list[bytes]]:
     """A word and its numbers, not read yet; words may hold spaces, as a few of GloVe's do, but no numbers."""
     if number == 1:
         line = line.removeprefix(b"\xef\xbb\xbf")
@@ -333,7 +333,7 @@ def embedding_coherence(topics: Sequence[Sequence[str]], table: Any) -> Coherenc
         return (float(total @ total) - n) / (n * (n - 1))
 
     unknown = sum(len(topic) for topic in lists) - sum(len(words) for words in known)
-    return _judged(known, mean_cosine, unknown, "a vector")
+    return _coherence(known, mean_cosine, unknown, "a vector")
 
 
 def npmi_coherence(topics: Sequence[Sequence[int]], counts: Cooccurrence, epsilon: float = EPSILON) -> Coherence:
@@ -357,13 +357,13 @@ def cv_coherence(topics: Sequence[Sequence[int]], counts: Cooccurrence, epsilon:
     Counts are of windows of 110 words (`cooccurrence.windows`); texts that are shorter are windows themselves.
     """
 
-    def mean_likeness(joint: np.ndarray) -> float:
+    def mean_similarity(joint: np.ndarray) -> float:
         rows = _npmi(joint, counts.documents, epsilon)
         whole = rows.sum(axis=0)
         norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(whole)
         return float(np.mean(rows @ whole / np.where(norms > 0, norms, 1.0)))
 
-    return _from_counts(topics, counts, mean_likeness, epsilon)
+    return _from_counts(topics, counts, mean_similarity, epsilon)
 
 
 def _from_counts(
@@ -373,10 +373,10 @@ def _from_counts(
         raise ParameterError(f"epsilon must be above 0 and below 1; got {epsilon}.", parameter="epsilon")
     known = counts.by_topic(topics)
     unknown = sum(len({*topic}) for topic in topics) - sum(len(joint) for joint in known)
-    return _judged(known, measure, unknown, "an occurrence")
+    return _coherence(known, measure, unknown, "an occurrence")
 
 
-def _judged(known: Sequence[Any], measure: Callable[[Any], float], unknown: int, what: str) -> Coherence:
+def _coherence(known: Sequence[Any], measure: Callable[[Any], float], unknown: int, what: str) -> Coherence:
     """A number for each topic with two known words."""
     values = tuple(measure(words) if len(words) > 1 else math.nan for words in known)
     if all(map(math.isnan, values)):

@@ -25,7 +25,7 @@ from partsong.federation.locks import locked
 from partsong.federation.policy import Policy, has_policy
 from partsong.federation.wire import RequestRefused
 from partsong.privacy.accounting import Ledger, Release
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.spending import DEFAULT_DELTA
 
 SITE_FILES = ("ledger.jsonl", "audit.jsonl", "site.log")
 """A site that has ever answered has one of these; a server's folder has none."""
@@ -147,7 +147,7 @@ def add_opening_balance(
         count = max(len(found.uncharged), releases or 0)
         if not count and not found.unlogged:
             raise ParameterError("Nothing is missing: ledger and log agree. Give releases to state some.")
-        whole = USUAL_DELTA if budget is None else budget.delta
+        whole = DEFAULT_DELTA if budget is None else budget.delta
         rest = whole - sum(one.delta for one in recorded.openings)
         delta = rest / 2 if delta is None else delta
         if epsilon is not None and not delta < rest:

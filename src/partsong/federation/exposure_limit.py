@@ -21,7 +21,7 @@ import numpy as np
 from partsong.errors import PartsongError
 from partsong.federation.site.state import column_energies, rows_per_column
 from partsong.federation.wire import RequestRefused, exposure_advice
-from partsong.privacy.exposure import Exposure, Support, directions_of, per_direction
+from partsong.privacy.exposure import Exposure, Support, directions_of, rows_per_direction
 
 if TYPE_CHECKING:
     from partsong.federation.ledger import LedgerState, SiteLedger
@@ -78,11 +78,11 @@ class ColumnUsage:
         if not (self.counts > 0).any():
             return 0
         if not may_zero:
-            return self.support_above(1).most_directions(limit) or 0
+            return self.support_above(1).max_directions(limit) or 0
         order = np.argsort(-self.counts, kind="stable")
         usage = np.cumsum(self.energies[order]) / (self.energies.sum() or 1.0)
         last = int(np.searchsorted(usage, 1 - MAX_ZEROED_SHARE))
-        return int(self.counts[order[min(last, len(order) - 1)]]) // per_direction(limit)
+        return int(self.counts[order[min(last, len(order) - 1)]]) // rows_per_direction(limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class ExposureLimit:
         is_masked, before = plan.reduction.hides_uploads, self.directions(recorded) - own
         usage, may_zero = self._columns(columns), self.policy.rare_columns == ZERO
         needed = rounded_up(before + planned, is_masked)
-        least = per_direction(self.policy.maximum_exposure) * needed if may_zero else 0
+        least = rows_per_direction(self.policy.maximum_exposure) * needed if may_zero else 0
         support, rare = usage.support_above(max(1, least)), usage.rare(least)
-        is_within = needed <= (support.most_directions(self.policy.maximum_exposure) or 0)
+        is_within = needed <= (support.max_directions(self.policy.maximum_exposure) or 0)
         if is_within and (usage.counts >= max(1, least)).any() and usage.energy_share(rare) <= MAX_ZEROED_SHARE:
             return least if rare.any() else 0
         raise self._refusal(plan, before, planned, usage, may_zero)
@@ -144,7 +144,7 @@ class ExposureLimit:
         usage, before = self._columns(started.columns), self.directions(recorded)
         support = usage.support_above(max(1, started.least_support))
         needed = rounded_up(before + more, plan.reduction.hides_uploads)
-        if needed > (support.most_directions(self.policy.maximum_exposure) or 0):
+        if needed > (support.max_directions(self.policy.maximum_exposure) or 0):
             raise self._refusal(plan, before, more, usage, may_zero=started.least_support > 0)
 
     def directions(self, recorded: LedgerState) -> int:
@@ -180,7 +180,7 @@ class ExposureLimit:
         fitting = largest_within(plan, room)
         parts = [f"{planned} combinations of rows would leave without noise, and {before} have left before."]
         if may_zero:
-            least = per_direction(limit) * most
+            least = rows_per_direction(limit) * most
             parts.append(f"Columns with half of the squared norm are used by {least} rows or more, so")
         else:
             support = usage.support_above(1)
@@ -188,7 +188,7 @@ class ExposureLimit:
         parts.append(f'{most} may leave in all (maximum_exposure = "{limit}").')
         parts += ["With secure aggregation they are counted in powers of two."] if is_masked else []
         parts.append(f"{exposure_advice(fitting)}.")
-        least = per_direction(limit) * rounded_up(before + planned, is_masked)
+        least = rows_per_direction(limit) * rounded_up(before + planned, is_masked)
         rare = usage.rare(least)
         if rare.any() and not may_zero and usage.energy_share(rare) <= MAX_ZEROED_SHARE:
             parts.append(

@@ -24,8 +24,8 @@ from partsong.federation.toml_files import FINITE, Count, Positive, load_toml, o
 from partsong.federation.wire import RequestRefused
 from partsong.io.write import write_text
 from partsong.privacy.accounting import check_budget
-from partsong.privacy.exposure import LIMITS, MEANING, Exposure, Support, per_direction
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.exposure import LIMITS, MEANING, Exposure, Support, rows_per_direction
+from partsong.privacy.spending import DEFAULT_DELTA
 
 UNNAMED = tuple(name for name in METHODS if name != "secure-dsanls")
 """The default methods. Sketches of two plain `secure-dsanls` runs determine rows, so a site must list it."""
@@ -40,7 +40,7 @@ class PrivacyBudget:
     """
 
     epsilon: float
-    delta: float = USUAL_DELTA
+    delta: float = DEFAULT_DELTA
     unit: Literal["row", "party"] = "row"
     insecure_noise: bool = False
     noiseless_before: Count = 0
@@ -306,7 +306,7 @@ class Terms:
             return f"  site.toml has a budget: uploads without noise are refused. {MEANING[Exposure.BOUNDED]}", False
         counts, limit = rows_per_column(X)[list(columns)], self.policy.maximum_exposure
         support = Support.from_counts(int(X.shape[0]), counts)
-        if (most := support.most_directions(limit)) is None:
+        if (most := support.max_directions(limit)) is None:
             return UNLIMITED.format(sent=self.sent), False
         now = support.exposure(self.sent)
         level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
@@ -337,7 +337,7 @@ class Terms:
 
     def _of_rare(self, X: Any, columns: Sequence[int], counts: np.ndarray) -> list[str]:
         """Return a line for each plan for which some but not all columns have values in too few rows."""
-        said, each = [], per_direction(self.policy.maximum_exposure)
+        said, each = [], rows_per_direction(self.policy.maximum_exposure)
         for plan in PLANS:
             least = each * rounded_up(self.sent + plan, self.policy.secure_aggregation)
             count, share = count_rare_columns(X, tuple(columns), least)

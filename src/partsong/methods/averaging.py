@@ -35,12 +35,12 @@ from partsong.methods.init_modes import LOCAL_INIT, SHARED_INIT, InitMode, Local
 from partsong.methods.registry import Problem, method
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.operator import Operator
-from partsong.solvers.coupling import Coupling, NoPull, ProximalAnchor, ProximalTerm
-from partsong.solvers.game import Game, Standing
+from partsong.solvers.coupling import Coupling, NoCoupling, ProximalAnchor, ProximalTerm
+from partsong.solvers.game import Game, GameState
 from partsong.solvers.game_orders import distance
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.local_steps import run_local_steps
-from partsong.solvers.sketched import take_sketched_turns
+from partsong.solvers.sketched import run_sketched_steps
 from partsong.solvers.squared_error import RowState, SquaredError
 from partsong.solvers.update_rules import (
     CoordinateDescent,
@@ -240,7 +240,7 @@ class LocalAveraging(ProgramBase):
     init_mode: SharedInit | LocalInit = SharedInit()
     aggregation: Aggregation = WeightedMean()
     server_update: ServerUpdate = Replace()
-    coupling: Coupling = NoPull()
+    coupling: Coupling = NoCoupling()
     synchronisation: AdoptModel | PersonalComponents = AdoptModel()
     upload: WholeUpload | AlignedUpload = WholeUpload()
     uncoupled_rounds: int = 0
@@ -254,11 +254,11 @@ class LocalAveraging(ProgramBase):
             whole_number(f"LocalAveraging: {name}", getattr(self, name), least=least)
         self.coupling.check(self.solver.rule)
         self.upload.check(self.aggregation, self.sweeps)
-        if not isinstance(self.coupling, NoPull) and not isinstance(self.solver.momentum, NoExtrapolation):
+        if not isinstance(self.coupling, NoCoupling) and not isinstance(self.solver.momentum, NoExtrapolation):
             raise CompositionError(
                 "A proximal term and extrapolation cannot be combined. Use a solver with NoExtrapolation."
             )
-        if self.game is not None and (self.sketch is not None or not isinstance(self.coupling, NoPull)):
+        if self.game is not None and (self.sketch is not None or not isinstance(self.coupling, NoCoupling)):
             raise CompositionError("A game plays all cells and has no proximal term. Remove sketch and coupling.")
         if self.sketch is not None:
             warn_if_noisy(self.solver.rule)
@@ -313,13 +313,13 @@ class LocalAveraging(ProgramBase):
         columns = self.solver.begin(Ht)
         columns = replace(columns, memory=replace(columns.memory, count=party.count, scale=party.scale_H))
         is_free = model_Ht is None or number < self.uncoupled_rounds
-        pulls: Coupling = NoPull() if is_free else self.coupling
+        pulls: Coupling = NoCoupling() if is_free else self.coupling
         anchor = ProximalAnchor(Ht if model_Ht is None else model_Ht)
         if self.sketch is None:
             rows, columns = run_local_steps(self.solver, shard.matrix, rows, columns, pulls, anchor, self.steps)
         else:
             draws = (self._private_sketch(shard, party.count + i) for i in range(self.steps))
-            rows, columns = take_sketched_turns(self.solver, shard.matrix, rows, columns, pulls, anchor, draws)
+            rows, columns = run_sketched_steps(self.solver, shard.matrix, rows, columns, pulls, anchor, draws)
         scales = (0.0 if rows.memory is None else rows.memory.scale, columns.memory.scale)
         return AveragingPartyState(rows.W, columns.Ht, party.count + self.steps, number, *scales)
 
@@ -329,18 +329,19 @@ class LocalAveraging(ProgramBase):
         """`steps` sweeps of the game. Its pace is stored as the scale of W and restarts at 1 if there is none."""
         assert self.game is not None
         game, matrix, meets = self.game, shard.matrix, self.game.order.plays_cells
-        standing, pace, seen = Standing(W, Ht), party.scale_W or 1.0, float("inf")
+        game_state, pace, seen = GameState(W, Ht), party.scale_W or 1.0, float("inf")
         for count in range(party.count, party.count + self.steps):
-            miss = float("nan") if meets else distance(matrix, standing.W, standing.Ht)
+            residual_norm = float("nan") if meets else distance(matrix, game_state.W, game_state.Ht)
             draw = stream(shard.secret, "play", shard.name, count)
-            standing = game.sweep(matrix, standing, count, pace=pace, miss=miss, draw=draw)
-            latest = standing.seen if meets else miss**2
+            game_state = game.sweep(matrix, game_state, count, pace=pace, residual_norm=residual_norm, generator=draw)
+            latest = game_state.squared_error if meets else residual_norm**2
             if not np.isfinite(latest):
                 raise DivergenceError(
-                    f"The game diverged at party {shard.name!r} in sweep {count + 1} (overflow). {game.way_out}"
+                    f"The game diverged at party {shard.name!r} in sweep {count + 1} (overflow). "
+                    f"{game.divergence_advice}"
                 )
-            pace, seen = game.step.paced(pace, count, seen, latest), latest
-        return AveragingPartyState(standing.W, standing.Ht, party.count + self.steps, number, pace)
+            pace, seen = game.step.next_pace(pace, count, seen, latest), latest
+        return AveragingPartyState(game_state.W, game_state.Ht, party.count + self.steps, number, pace)
 
     def _private_sketch(self, shard: Shard, step: int) -> Operator:
         """S (n × d) of one step, which only this party can draw."""

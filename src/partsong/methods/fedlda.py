@@ -16,7 +16,7 @@ from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.errors import ParameterError, ShapeError
 from partsong.methods.registry import Problem, TopicConfig, method
-from partsong.solvers.lda import TopicRows, expectations, require_counts
+from partsong.solvers.lda import TopicInference, expectations, require_counts
 
 START = 100.0
 """λ starts from Gamma(100, 1/100), as in Hoffman's code and in scikit-learn."""
@@ -106,9 +106,9 @@ class FederatedLDA(ProgramBase):
         return 1.0 / self.rank if self.eta is None else self.eta
 
     @property
-    def solver(self) -> TopicRows:
+    def solver(self) -> TopicInference:
         alpha = 1.0 / self.rank if self.alpha is None else self.alpha
-        return TopicRows(alpha, self.iterations, self.tolerance)
+        return TopicInference(alpha, self.iterations, self.tolerance)
 
     def start_party(self, shard: Shard, layout: Layout) -> LDAPartyState:
         require_counts(shard.matrix)

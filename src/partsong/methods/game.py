@@ -20,19 +20,19 @@ from partsong.methods.averaging import LocalAveraging
 from partsong.methods.init_modes import SHARED_INIT, InitMode, SharedInitMode
 from partsong.methods.registry import Problem, method
 from partsong.solvers.game import (
-    PACE,
+    LEADER_NAMES,
     SELF_PLAYS,
-    SIDES,
+    STEP_SIZES,
     Game,
+    GameState,
     SelfPlay,
-    Standing,
     compose_game,
-    first_weights,
-    mean_size,
+    initial_weights,
+    mean_squared_norm,
 )
 from partsong.solvers.game_orders import ORDERS, Order
 from partsong.solvers.initialization import random_columns
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 
 SINGLE_PARTY_REASON = (
     "in each exchange each block of columns of H comes from one party, so a masked sum would reveal it. Remove secure "
@@ -105,7 +105,7 @@ class FederatedGame(ProgramBase):
 
     rank: int
     game: Game = field(default_factory=Game)
-    solver: ObservedRows = field(default_factory=ObservedRows)
+    solver: ObservedRowSolver = field(default_factory=ObservedRowSolver)
     repeats: int = 1
     aggregation: DisjointBlocks = DisjointBlocks()
 
@@ -154,26 +154,29 @@ class FederatedGame(ProgramBase):
         is_new = not party.has_played
         party = self._with_weights(matrix, party, Ht) if is_new else party
         before = party.squared_error if is_new or is_alone else float("nan")
-        draw, standing = stream(party.secret, "play", shard.name, sweep, stratum), Standing(party.W, Ht, 0.0)
+        draw, game_state = stream(party.secret, "play", shard.name, sweep, stratum), GameState(party.W, Ht, 0.0)
         pace, row_size = (float(value) for value in model["pace"])
-        how: dict[str, Any] = {"pace": pace, "miss": _root(before), "row_size": row_size or None}
+        how: dict[str, Any] = {"pace": pace, "residual_norm": _root(before), "row_size": row_size or None}
         span = block_span(block, blocks, len(Ht))
         for _ in range(self.repeats if span[0] < span[1] else 0):
-            standing = self.game.sweep(matrix, standing, sweep, draw=draw, columns=span, **how)
-        seen = standing.seen if self.game.order.plays_cells else before
-        after = _squared_distance(matrix, standing.W, standing.Ht) if is_alone else 0.0
-        sent = extract_block(standing.Ht, block, blocks)
+            game_state = self.game.sweep(matrix, game_state, sweep, generator=draw, columns=span, **how)
+        seen = game_state.squared_error if self.game.order.plays_cells else before
+        after = _squared_distance(matrix, game_state.W, game_state.Ht) if is_alone else 0.0
+        sent = extract_block(game_state.Ht, block, blocks)
         if not (seen <= MAX_SQUARED_ERROR and after <= MAX_SQUARED_ERROR and _can_be_squared(sent)):
             raise DivergenceError(
-                f"The game diverged at party {shard.name!r} in sweep {sweep + 1} (overflow). {self.game.way_out}"
+                f"The game diverged at party {shard.name!r} in sweep {sweep + 1} (overflow). "
+                f"{self.game.divergence_advice}"
             )
         start, energy = (before, matrix.squared_norm) if is_new else (0.0, 0.0)
         rows, sizes = (
-            (len(standing.W), len(standing.W) * mean_size(standing.W)) if self._balances_steps(blocks) else (0, 0.0)
+            (len(game_state.W), len(game_state.W) * mean_squared_norm(game_state.W))
+            if self._balances_steps(blocks)
+            else (0, 0.0)
         )
         totals = np.array([seen, after, energy, start, rows, sizes])
         place = np.array([block, blocks, len(Ht)], np.int64)
-        moved = replace(party, W=standing.W, squared_error=after if is_alone else float("nan"))
+        moved = replace(party, W=game_state.W, squared_error=after if is_alone else float("nan"))
         return moved, Message({"H": sent, "place": place, "totals": totals})
 
     def _balances_steps(self, blocks: int) -> bool:
@@ -182,7 +185,7 @@ class FederatedGame(ProgramBase):
 
     def _with_weights(self, matrix: Matrix, party: GamePartyState, Ht: Array) -> GamePartyState:
         """Initialize the party's weights and its squared error."""
-        W = first_weights(matrix, Ht) if party.W is None else party.W
+        W = initial_weights(matrix, Ht) if party.W is None else party.W
         return replace(party, W=W, squared_error=_squared_distance(matrix, W, Ht), has_played=True)
 
     def finish(self, server: GameServerState, aggregate: Message) -> tuple[GameServerState, Message]:
@@ -215,11 +218,11 @@ class FederatedGame(ProgramBase):
         if not server.seen <= DIVERGED_FACTOR * max(server.first_error, server.squared_norm):
             raise DivergenceError(
                 f"The game diverged: the squared error reached {server.seen:.4g} in sweep {server.sweep + 1} "
-                f"(initially {server.first_error:.4g}). {self.game.way_out}"
+                f"(initially {server.first_error:.4g}). {self.game.divergence_advice}"
             )
         pace = server.pace
         if server.was_whole and not server.absent:
-            pace = self.game.step.paced(pace, server.sweep, server.seen_before, server.seen)
+            pace = self.game.step.next_pace(pace, server.sweep, server.seen_before, server.seen)
         return replace(
             server,
             sweep=server.sweep + 1,
@@ -281,11 +284,11 @@ def _root(square: float) -> float:
 
 
 GameOrder = Annotated[Order | None, ORDERS]
-Pace = Annotated[str | float | None, PACE]
+Pace = Annotated[str | float | None, STEP_SIZES]
 Decay = Annotated[float | None, Above(0)]
 SelfPlayOption = Annotated[SelfPlay | None, SELF_PLAYS]
 Shrink = Annotated[float | None, FACTOR]
-Leader = Annotated[str | None, SIDES]
+Leader = Annotated[str | None, LEADER_NAMES]
 
 
 @method("game", over_ranks=True)

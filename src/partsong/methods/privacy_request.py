@@ -20,8 +20,8 @@ from partsong.methods.averaging import LocalAveraging
 from partsong.methods.private import MAX_SIGMAS, PrivateAveraging, PrivateSums, exact_sum_bound
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation
 from partsong.privacy.calibration import noise_multiplier_for, rounds_within
-from partsong.privacy.mechanisms import MECHANISMS, MOST_MULTIPLIER
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MECHANISMS
+from partsong.privacy.spending import DEFAULT_DELTA
 from partsong.secure_aggregation.protocol import SecureSum
 
 UNITS = ("row", "party")
@@ -60,7 +60,7 @@ class PartyPrivacy:
     """
 
     epsilon: float
-    delta: float = USUAL_DELTA
+    delta: float = DEFAULT_DELTA
     clip: float = 1.0
     kind: str = "gaussian"
     relation: str = "replace"
@@ -111,7 +111,7 @@ class RowPrivacy:
 
     epsilon: float
     row_bound: float
-    delta: float = USUAL_DELTA
+    delta: float = DEFAULT_DELTA
     relation: str = "add-or-remove"
     noise_multiplier: float | None = None
     spent: Accounts = field(default_factory=Accounts, hash=False)
@@ -179,7 +179,7 @@ def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | Non
 
 def upload_bound(privacy: PartyPrivacy) -> float:
     """Return a bound of the entries of a noisy H_p: 1 for the model, the clip, and the largest possible noise."""
-    return 1 + privacy.clip * (1 + 2 * MOST_MULTIPLIER * MAX_SIGMAS)
+    return 1 + privacy.clip * (1 + 2 * MAX_NOISE_MULTIPLIER * MAX_SIGMAS)
 
 
 def calibrate_noise(privacy: Privacy, kind: str, rounds: int) -> tuple[float, int]:

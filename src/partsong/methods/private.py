@@ -40,17 +40,17 @@ from partsong.errors import (
 from partsong.methods.averaging import AveragingPartyState, AveragingServerState, LocalAveraging, WholeUpload
 from partsong.privacy.accounting import Release
 from partsong.privacy.calibration import noise_multiplier_for
-from partsong.privacy.mechanisms import MECHANISMS, KeepAll, Mechanism
+from partsong.privacy.mechanisms import MECHANISMS, Mechanism, NoNoise
 from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.row_level import (
     ROW_BITS,
     WEIGHT_BITS,
-    BoundedRows,
-    NoisyRows,
+    NoisyRowSums,
+    RowBounds,
     RowSums,
+    quantize_model,
     row_weights,
-    sound_model,
-    whole_model,
+    validate_model,
 )
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.squared_error import SquaredError
@@ -103,8 +103,8 @@ class PrivateAveraging(ProgramBase):
             or self.max_releases < 1
         ):
             raise ParameterError(f"max_releases must be a whole number ≥ 1; got {self.max_releases!r}.")
-        if isinstance(self.mechanism, KeepAll):
-            raise CompositionError("KeepAll adds no noise. Use another mechanism, or run the program itself.")
+        if isinstance(self.mechanism, NoNoise):
+            raise CompositionError("NoNoise adds no noise. Use another mechanism, or run the program itself.")
         if not isinstance(self.program, LocalAveraging):
             raise CompositionError(
                 f"{type(self.program).__name__} is not a LocalAveraging program: its parties do not send one H_p "
@@ -156,7 +156,7 @@ class PrivateAveraging(ProgramBase):
                 f"Party {shard.name!r} has sent {party.releases} noisy messages, the most that its privacy budget "
                 "allows. Nothing was computed or sent. End the run with the current model; more rounds cost more ε."
             )
-        sound_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
+        validate_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
         try:
             own, H = self._iterate(shard, party.own, model)
             reference = np.asarray(kernels.of(H).to_numpy(shard.matrix.native(model["H"])))
@@ -353,7 +353,7 @@ class PrivateSums(ProgramBase):
         """The privacy cost of one round for every row of a party."""
         return Release("gaussian", self.noise_multiplier, "row", self.relation, is_secure=self.source is None)
 
-    def noise(self, n_features: int) -> NoisyRows:
+    def noise(self, n_features: int) -> NoisyRowSums:
         """Return bounds and noise for this number of columns."""
         weight_bound = self.row_bound if self.weight_bound is None else self.weight_bound
         for name, value in (("row_bound", self.row_bound), ("weight_bound", weight_bound)):
@@ -361,8 +361,8 @@ class PrivateSums(ProgramBase):
                 raise ParameterError(
                     f"{name} must be from 1e-20 to 1e20, and independent of the data; got {value!r}.", parameter=name
                 )
-        bounds = BoundedRows.balanced(weight_bound, self.row_bound, self.rank, n_features)
-        return NoisyRows(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
+        bounds = RowBounds.balanced(weight_bound, self.row_bound, self.rank, n_features)
+        return NoisyRowSums(bounds, self.noise_multiplier, self.relation, UNSENT_COUNT_SHARE, self.shares)
 
     def start_party(self, shard: Shard, layout: Layout) -> PrivateSumsPartyState:
         if len(layout.parties) < self.shares:
@@ -404,12 +404,12 @@ class PrivateSums(ProgramBase):
                 f"{self.max_releases}. Nothing was computed or sent. End the run here, or start one with more rounds "
                 "and more noise."
             )
-        H = whole_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
+        H = quantize_model(shard.name, model["H"], (self.rank, shard.matrix.shape[1]))
         noise = self.noise(H.shape[1])
         rows = self._integer_rows(shard) if party.rows is None else party.rows
         W = row_weights(rows, H, noise.bounds.row_unit, self.row_sweeps)
         source = system_source if self.source is None else self.source(shard.name, party.releases)
-        sent = noise.noisy(noise.bounds.sums(W, rows), source)
+        sent = noise.add_noise(noise.bounds.sums(W, rows), source)
         return PrivateSumsPartyState(party.releases + 1).with_rows(rows), Message(
             {"gram": sent.gram, "cross": sent.cross}
         )
@@ -417,7 +417,7 @@ class PrivateSums(ProgramBase):
     def finish(self, server: PrivateSumsServerState, aggregate: Message) -> tuple[PrivateSumsServerState, Message]:
         """Update H from the noisy sums and public numbers; the weight of the sum is the number of parties."""
         noise = self.noise(server.Ht.shape[0])
-        gram, cross, _ = noise.usable(RowSums(np.asarray(aggregate["gram"]), np.asarray(aggregate["cross"]), 0))
+        gram, cross, _ = noise.postprocess(RowSums(np.asarray(aggregate["gram"]), np.asarray(aggregate["cross"]), 0))
         sigma = noise.sigma * math.sqrt(max(1.0, aggregate.weight / self.shares)) / noise.bounds.gram_scale
         weight = self.ridge * sigma * math.sqrt(self.rank)
         damped = gram + weight * np.eye(self.rank)
@@ -441,7 +441,7 @@ class PrivateSums(ProgramBase):
 
     def _integer_rows(self, shard: Shard) -> Any:
         try:
-            return self.noise(shard.matrix.shape[1]).bounds.whole_rows(to_values(shard.matrix))
+            return self.noise(shard.matrix.shape[1]).bounds.quantize_rows(to_values(shard.matrix))
         except DataError as error:
             raise DataError(f"Party {shard.name!r}: {error}") from error
 

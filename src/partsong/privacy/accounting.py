@@ -28,12 +28,12 @@ MARGIN, LOST_DIGITS = 1e-9, 2e-14
 """Relative: δ is taken as this much smaller than asked for, or LOST_DIGITS times the larger of μ and 1/μ. That covers
 the rounding in its formula, where numbers of the size of μ, or as close as μ, are subtracted, and noise from tables."""
 HALVINGS = 200
-LEAST_DELTA = 1e-300
+MIN_DELTA = 1e-300
 """A smaller δ is as good as none."""
 
 Costs = tuple[tuple[str, float, int], ...]
 FINEST_INTERVAL = 1e-4
-FAINTEST, LARGEST_LOSS = 0.01, 1e5
+MIN_LAPLACE_MULTIPLIER, MAX_PURE_EPSILON = 0.01, 1e5
 """A multiplier of Laplace noise below which, and a sum of ε beyond which, loss distributions run out of numbers."""
 CELLS = 2e5
 """About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
@@ -45,9 +45,9 @@ RELATIONS = {
     ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
 }
 """Unit and relation -> which two worlds look alike."""
-LEAST, MOST = 1e-9, 1e15
+MIN_MULTIPLIER, MAX_MULTIPLIER = 1e-9, 1e15
 """Between which multipliers lie that can be accounted for without running out of numbers."""
-MOST_RELEASES = 1 << 50
+MAX_RELEASES = 1 << 50
 
 
 def log_delta(epsilon: float, mu: float) -> float:
@@ -71,7 +71,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = 1.0
     while log_delta(high, mu) > target:
         high *= 2
-    return _first(lambda epsilon: log_delta(epsilon, mu) <= target, 0.0, high)
+    return _bisect(lambda epsilon: log_delta(epsilon, mu) <= target, 0.0, high)
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
@@ -114,7 +114,7 @@ def check_delta(delta: float, *, needs_delta: bool = True) -> None:
             "It should be well below 1 / (number of units), such as 1e-5.",
             parameter="delta",
         )
-    if needs_delta and delta < LEAST_DELTA:
+    if needs_delta and delta < MIN_DELTA:
         raise ParameterError(
             f"Gaussian noise needs delta > 0; got {delta!r}. "
             "Give one such as 1e-5, or use Laplace noise with delta = 0.",
@@ -126,7 +126,7 @@ def _margin(mu: float) -> float:
     return min(0.4, max(MARGIN, LOST_DIGITS * max(mu, 1 / mu))) if mu > 0 else MARGIN
 
 
-def _first(holds: Callable[[float], bool], low: float, high: float) -> float:
+def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
     """The smallest number in (low, high] from which on `holds`, rounded up."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -148,14 +148,14 @@ def composed_epsilon(costs: Costs, delta: float) -> float:
     check_delta(delta, needs_delta=mu > 0)
     if pure == 0:
         return gaussian_epsilon(mu, delta) if mu > 0 else 0.0
-    if delta < LEAST_DELTA:
+    if delta < MIN_DELTA:
         return pure
     if mu == 0 and sum(count for _, _, count in costs) == 1:
         return laplace_epsilon(pure, delta)
     kept = delta * (1 - MARGIN)
-    simple = min(pure + (gaussian_epsilon(mu, delta) if mu > 0 else 0.0), concentrated_epsilon(costs, kept))
-    is_faint = any(kind == "laplace" and multiplier < FAINTEST for kind, multiplier, _ in costs)
-    return simple if is_faint or pure > LARGEST_LOSS else min(loss_distribution_epsilon(costs, kept), simple)
+    simple = min(pure + (gaussian_epsilon(mu, delta) if mu > 0 else 0.0), zcdp_epsilon(costs, kept))
+    is_faint = any(kind == "laplace" and multiplier < MIN_LAPLACE_MULTIPLIER for kind, multiplier, _ in costs)
+    return simple if is_faint or pure > MAX_PURE_EPSILON else min(pld_epsilon(costs, kept), simple)
 
 
 def gaussian_mu(costs: Costs) -> float:
@@ -174,7 +174,7 @@ def laplace_epsilon(pure: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def loss_distribution_epsilon(costs: Costs, delta: float, *, one_by_one: bool = False) -> float:
+def pld_epsilon(costs: Costs, delta: float, *, one_by_one: bool = False) -> float:
     """ε by the PLD accountant of dp-accounting.
 
     Gaussian releases go in as the single one that they amount to, unless `one_by_one`.
@@ -193,7 +193,7 @@ def loss_distribution_epsilon(costs: Costs, delta: float, *, one_by_one: bool = 
     return float(accountant.get_epsilon(delta))
 
 
-def concentrated_epsilon(costs: Costs, delta: float) -> float:
+def zcdp_epsilon(costs: Costs, delta: float) -> float:
     """A looser ε that needs no other package: zCDP with ρ = Σ 1 / (2 multiplier²), for Gaussian and Laplace alike.
 
     δ = min_α exp((α − 1)(αρ − ε)) / (α − 1) · (1 − 1/α)^α          (Canonne, Kamath & Steinke, 2020)
@@ -244,10 +244,10 @@ class Release:
         if self.kind not in KINDS:
             raise ParameterError(f"A release is one of {', '.join(KINDS)}; got {self.kind!r}.")
         check_relation(self.unit, self.relation)
-        is_some = LEAST <= self.noise_multiplier <= MOST
+        is_some = MIN_MULTIPLIER <= self.noise_multiplier <= MAX_MULTIPLIER
         if not is_some and not (self.kind == "none" and self.noise_multiplier == 0):
             raise ParameterError(
-                f"A noise multiplier must be a positive number, from {LEAST:g} to {MOST:g}; got "
+                f"A noise multiplier must be a positive number, from {MIN_MULTIPLIER:g} to {MAX_MULTIPLIER:g}; got "
                 f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget.",
                 parameter="noise_multiplier",
             )
@@ -289,7 +289,7 @@ class Ledger:
     def __post_init__(self) -> None:
         counts: dict[Release, int] = {}
         for release, count in self.entries:
-            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MOST_RELEASES:
+            if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_RELEASES:
                 raise ParameterError(f"A release is made a whole number of times, at most 2^50; got {count!r}.")
             counts[release] = counts.get(release, 0) + count
         kept = sorted(((r, n) for r, n in counts.items() if n), key=lambda entry: repr(entry[0]))
@@ -417,7 +417,7 @@ class Budget:
         before = spent or Ledger()
         if release.kind == "none" or not self.allows(before, release):
             return 0
-        enough, most = 1, MOST_RELEASES - len(before)
+        enough, most = 1, MAX_RELEASES - len(before)
         while 2 * enough <= most and before.after(release, 2 * enough).epsilon(self.delta) <= self.epsilon:
             enough *= 2
         low, high = enough, min(2 * enough, most + 1)

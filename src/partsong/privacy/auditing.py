@@ -31,7 +31,7 @@ Transcript = Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditResult:
     """ε is at least `epsilon`, and μ of Gaussian noise at least `mu`, each with `confidence`; the rates behind ε."""
 
     epsilon: float
@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Hits:
+class HitCounts:
     """How often an attacker says "second", of how many runs, when it was the second and when it was the first."""
 
     true: int
@@ -61,12 +61,12 @@ class Hits:
     of_false: int
 
 
-Bound = Callable[[Hits, float, float], float]
+Bound = Callable[[HitCounts, float, float], float]
 
 
 def audit(
     first: Transcript, second: Transcript, *, runs: int = 2000, delta: float = 1e-5, confidence: float = 0.999
-) -> Finding:
+) -> AuditResult:
     """Run a mechanism `runs` times on each of two neighbouring inputs and attack it."""
     if runs < 40:
         raise ParameterError(f"An audit needs at least 40 runs of each input; got {runs}.")
@@ -74,7 +74,7 @@ def audit(
     return attack(seen[0], seen[1], delta=delta, confidence=confidence)
 
 
-def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 0.999) -> Finding:
+def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 0.999) -> AuditResult:
     """The bound from outputs (runs × entries) on two neighbouring inputs."""
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise DataError("An audit needs finite outputs of the mechanism; some are NaN or infinite.")
@@ -82,11 +82,11 @@ def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 
         raise ParameterError(
             f"confidence must be between 0.5 and 1, delta from 0 to below 1; got {confidence}, {delta}."
         )
-    direction = telling_direction(first[::2], second[::2])
+    direction = fisher_direction(first[::2], second[::2])
     scores = first @ direction, second @ direction
     candidates = _candidates(scores[0][::2], scores[1][::2])
 
-    def outcome(bound: Bound) -> Hits:
+    def outcome(bound: Bound) -> HitCounts:
         """On the second half, of the test that looks best on the first."""
 
         def merit(test: tuple[float, int]) -> float:
@@ -95,7 +95,7 @@ def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 
         return _hits(scores[0][1::2], scores[1][1::2], *max(candidates, key=merit))
 
     plain, curved = outcome(_epsilon_bound), outcome(_mu_bound)
-    return Finding(
+    return AuditResult(
         max(0.0, _epsilon_bound(plain, delta, confidence)),
         max(0.0, _mu_bound(curved, delta, confidence)),
         delta,
@@ -106,7 +106,7 @@ def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 
     )
 
 
-def telling_direction(first: Any, second: Any) -> Any:
+def fisher_direction(first: Any, second: Any) -> Any:
     """Fisher's direction: the difference of means through the inverse of the common covariance.
 
     It finds the projection on the difference where noise is alike everywhere, and what noise does not cover where it is
@@ -126,24 +126,24 @@ def _candidates(first: Any, second: Any) -> list[tuple[float, int]]:
     return [(float(level), sign) for level in (*levels, *ends) for sign in (1, -1)]
 
 
-def _hits(first: Any, second: Any, threshold: float, sign: int) -> Hits:
+def _hits(first: Any, second: Any, threshold: float, sign: int) -> HitCounts:
     """Says "second" above the threshold; with sign −1 "first" below it, which is the other inequality of the two."""
     if sign > 0:
-        return Hits(int((second >= threshold).sum()), second.size, int((first >= threshold).sum()), first.size)
-    return Hits(int((first < threshold).sum()), first.size, int((second < threshold).sum()), second.size)
+        return HitCounts(int((second >= threshold).sum()), second.size, int((first >= threshold).sum()), first.size)
+    return HitCounts(int((first < threshold).sum()), first.size, int((second < threshold).sum()), second.size)
 
 
-def _epsilon_bound(hits: Hits, delta: float, confidence: float) -> float:
+def _epsilon_bound(hits: HitCounts, delta: float, confidence: float) -> float:
     low, high = _rates(hits, confidence)
     return math.log((low - delta) / high) if low > delta else -math.inf
 
 
-def _mu_bound(hits: Hits, delta: float, confidence: float) -> float:
+def _mu_bound(hits: HitCounts, delta: float, confidence: float) -> float:
     low, high = _rates(hits, confidence)
     return float(special.ndtri(low) - special.ndtri(high))
 
 
-def _rates(hits: Hits, confidence: float) -> tuple[float, float]:
+def _rates(hits: HitCounts, confidence: float) -> tuple[float, float]:
     """A lower bound of the true positives and an upper one of the false, which hold together (Clopper & Pearson)."""
     level = (1 - confidence) / 2
     misses = hits.of_false - hits.false

@@ -77,7 +77,7 @@ def worst(levels: Iterable[Exposure]) -> Exposure:
     return max(levels, key=lambda one: one.severity, default=Exposure.BOUNDED)
 
 
-def per_direction(limit: Exposure) -> int:
+def rows_per_direction(limit: Exposure) -> int:
     """Rows that must use a column for each direction that leaves, so that a limit is kept."""
     return 10 if limit is Exposure.GUESS else 2
 
@@ -131,7 +131,7 @@ class Support:
             "a person's record can do more than guess that it was used."
         )
 
-    def as_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int]:
         """Plain values: rows, those that use the rarest column, and how many directions stay within each limit."""
         own = {"rows": self.rows, "rarest_column": self.rarest}
         return {**own, "most_for_guess": self.rarest // 10, "most_for_membership": self.rarest // 2}
@@ -144,7 +144,7 @@ class Support:
             return Exposure.MEMBERSHIP
         return Exposure.ENTRIES if 2 * directions <= self.mean else Exposure.ROWS
 
-    def most_directions(self, limit: Exposure) -> int | None:
+    def max_directions(self, limit: Exposure) -> int | None:
         """The largest number of directions that stays within a limit; None: any number does."""
         match limit:
             case Exposure.GUESS:
@@ -168,7 +168,7 @@ def directions_after(program: Any, exchanges: int, parties: int = 1) -> int:
     return 0 if program.traits.release is not None else int(program.directions_after(exchanges, parties))
 
 
-def level_of(program: Any, directions: int, support: Support) -> Exposure:
+def exposure_level(program: Any, directions: int, support: Support) -> Exposure:
     """The word for a party that has sent so many directions of rows with this support by a program."""
     if program.traits.release is not None:
         return Exposure.BOUNDED
@@ -179,7 +179,7 @@ def level_of(program: Any, directions: int, support: Support) -> Exposure:
 class PartyExposure:
     """What a run of `exchanges` exchanges of a rank has given away of a party, by the law alone.
 
-    `most_exchanges` and `most_rank`: how many exchanges of this rank, or which rank with as many exchanges, would have
+    `max_exchanges` and `max_rank`: how many exchanges of this rank, or which rank with as many exchanges, would have
     stayed within `membership`; 0: none. A round has `per_round` exchanges.
     """
 
@@ -189,8 +189,8 @@ class PartyExposure:
     exchanges: int
     rank: int
     support: Support
-    most_exchanges: int = 0
-    most_rank: int = 0
+    max_exchanges: int = 0
+    max_rank: int = 0
     per_round: int = 1
 
     @staticmethod
@@ -198,10 +198,10 @@ class PartyExposure:
         """From a program, how often the party has answered, and how many parties there are."""
         rank, sent = int(program.rank), directions_after(program, exchanges, parties)
         most = support.rarest // 2
-        longest = most_exchanges(program, most, parties)
+        longest = max_exchanges(program, most, parties)
         highest = 0 if not sent else min(rank, most * rank // sent)
         per_round = int(program.exchanges(2, parties) - program.exchanges(1, parties))
-        level = level_of(program, sent, support)
+        level = exposure_level(program, sent, support)
         return PartyExposure(party, level, sent, exchanges, rank, support, longest, highest, per_round)
 
     @property
@@ -210,9 +210,9 @@ class PartyExposure:
         return -(-self.exchanges // self.per_round)
 
     @property
-    def most_rounds(self) -> int:
+    def max_rounds(self) -> int:
         """Whole rounds of this rank that stay within `membership`."""
-        return self.most_exchanges // self.per_round
+        return self.max_exchanges // self.per_round
 
     def __str__(self) -> str:
         if self.level is Exposure.UNKNOWN:
@@ -222,32 +222,32 @@ class PartyExposure:
         return (
             f"Exposure: {self.level}. {self.rounds} rounds × {self.rank} components sent {self.directions} "
             f"combinations of the {self.support.rows} rows of {self.party}, rarest column {self.support.rarest}. "
-            f"{MEANING[self.level]} {self.way_on}"
+            f"{MEANING[self.level]} {self.advice}"
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values; None where no law says how many rounds, or which rank, there may be."""
         own = {"level": str(self.level), "party": self.party, "directions": self.directions, "rounds": self.rounds}
         support = {"rank": self.rank, "rows": self.support.rows, "rarest_column": self.support.rarest}
         return {
             **own,
             **support,
-            "most_rounds": self.most_rounds if self.directions else None,
-            "most_rank": self.most_rank if self.directions else None,
+            "most_rounds": self.max_rounds if self.directions else None,
+            "most_rank": self.max_rank if self.directions else None,
         }
 
     @property
-    def way_on(self) -> str:
+    def advice(self) -> str:
         """What would have stayed within `membership`."""
         if self.level.within(Exposure.MEMBERSHIP):
-            return f"At most {self.most_rounds} rounds of this rank stay at membership."
-        if not self.most_rounds and not self.most_rank:
+            return f"At most {self.max_rounds} rounds of this rank stay at membership."
+        if not self.max_rounds and not self.max_rank:
             return "No exact round stays at membership here; use noise."
-        rank = f" (or rank {self.most_rank})" if self.most_rank else ""
-        return f"At most {self.most_rounds} rounds{rank} stay at membership."
+        rank = f" (or rank {self.max_rank})" if self.max_rank else ""
+        return f"At most {self.max_rounds} rounds{rank} stay at membership."
 
 
-def most_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 << 20) -> int:
+def max_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 << 20) -> int:
     """Find the largest number of exchanges of a program whose directions are at most `most`."""
     if directions_after(program, ceiling, parties) <= most:
         return ceiling
@@ -258,7 +258,7 @@ def most_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 <
     return low
 
 
-def exposures_of(program: Any, shards: Sequence[Shard], exchanges: int) -> dict[str, PartyExposure]:
+def party_exposures(program: Any, shards: Sequence[Shard], exchanges: int) -> dict[str, PartyExposure]:
     """What a run of a program has given away of each party, by name; as if none had missed an exchange."""
     return {
         shard.name: PartyExposure.of(shard.name, program, exchanges, Support.of(shard.matrix), len(shards))
@@ -271,13 +271,13 @@ def worst_party(parties: Iterable[PartyExposure]) -> PartyExposure:
     return max(parties, key=lambda one: (one.level.severity, one.directions / max(1, one.support.rarest)))
 
 
-def simulated_in_words(runs: Iterable[tuple[str, Any, int]], shards: Sequence[Shard]) -> list[str]:
+def summarize_simulated_runs(runs: Iterable[tuple[str, Any, int]], shards: Sequence[Shard]) -> list[str]:
     """Describe simulated runs (name, program, exchanges), each by the party that it exposes most; those that send H
     alone share a line.
     """
     lines, unknown = [], []
     for name, program, exchanges in runs:
-        worst_one = worst_party(exposures_of(program, shards, exchanges).values())
+        worst_one = worst_party(party_exposures(program, shards, exchanges).values())
         if worst_one.level is Exposure.UNKNOWN:
             unknown.append(name)
             continue

@@ -27,7 +27,7 @@ from partsong.privacy.discrete_noise import RoundedGaussian, RoundedLaplace
 from partsong.privacy.randomness import Source, system_source
 
 SMALLEST_CLIP, LARGEST_CLIP = 1e-100, 1e100
-LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-4, 1e6
+MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 1e-4, 1e6
 SHRINK = 1 - 2.0**-40
 
 
@@ -45,7 +45,7 @@ class Mechanism(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepAll:
+class NoNoise:
     """Sends what there is: no noise, no promise."""
 
     @property
@@ -79,10 +79,10 @@ class ClippedNoise(ABC):
                 "from the data.",
                 parameter="clip",
             )
-        if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
+        if not MIN_NOISE_MULTIPLIER <= self.noise_multiplier <= MAX_NOISE_MULTIPLIER:
             raise ParameterError(
-                f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; got "
-                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; KeepAll() adds no noise.",
+                f"noise_multiplier must be a number from {MIN_NOISE_MULTIPLIER:g} to {MAX_NOISE_MULTIPLIER:g}; got "
+                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; NoNoise() adds no noise.",
                 parameter="noise_multiplier",
             )
 

@@ -20,12 +20,12 @@ from partsong.core.interfaces import Array
 from partsong.errors import DataError, ParameterError, PartyError, ShapeError
 from partsong.privacy.accounting import Release, check_relation
 from partsong.privacy.discrete_noise import RoundedGaussian
-from partsong.privacy.mechanisms import LEAST_MULTIPLIER, MOST_MULTIPLIER
+from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from partsong.privacy.randomness import Source, system_source
 
 WEIGHT_BITS, ROW_BITS, BLOCK = 16, 20, 1 << 16
 """Products of such factors, added over a block of rows, stay below 2⁵³: exact in float64."""
-MOST_ROWS = 1 << 26
+MAX_ROWS = 1 << 26
 SHRINK = 1 - 2.0**-40
 
 COUNT_UNIT = 2.0**-20
@@ -48,7 +48,7 @@ class RowSums:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundedRows:
+class RowBounds:
     """Bounds of no data: radius = a √(λ²a² + b²) for ‖w‖ ≤ a = weight_bound, ‖x‖ ≤ b = row_bound, λ = gram_scale.
 
     Longer rows x are scaled down to b, once. Where w and x together exceed the radius, both products get the weight
@@ -67,9 +67,9 @@ class BoundedRows:
                 raise ParameterError(f"{name} must be a number from 1e-30 to 1e30; got {value!r}.", parameter=name)
 
     @staticmethod
-    def balanced(weight_bound: float, row_bound: float, rank: int, n_features: int) -> BoundedRows:
+    def balanced(weight_bound: float, row_bound: float, rank: int, n_features: int) -> RowBounds:
         """λ⁴ = k b² / (m a²): the least noise in cross − gram·H for rows of H with unit norm (docs, Proposition 7)."""
-        return BoundedRows(weight_bound, row_bound, (rank * row_bound**2 / (n_features * weight_bound**2)) ** 0.25)
+        return RowBounds(weight_bound, row_bound, (rank * row_bound**2 / (n_features * weight_bound**2)) ** 0.25)
 
     @property
     def radius(self) -> float:
@@ -79,19 +79,19 @@ class BoundedRows:
     @property
     def weight_unit(self) -> float:
         """A power of two: √c w and c w, at most √(radius / λ) long, are whole multiples of it."""
-        return _unit(math.sqrt(self.radius / self.gram_scale), WEIGHT_BITS)
+        return _power_of_two_unit(math.sqrt(self.radius / self.gram_scale), WEIGHT_BITS)
 
     @property
     def row_unit(self) -> float:
         """A power of two: x is a whole multiple of it."""
-        return _unit(self.row_bound, ROW_BITS)
+        return _power_of_two_unit(self.row_bound, ROW_BITS)
 
-    def whole_rows(self, X: Any) -> Any:
+    def quantize_rows(self, X: Any) -> Any:
         """The rows (dense or sparse) in whole units, as float64, none longer than the bound; each from itself alone."""
         is_sparse = sparse.issparse(X)
         if np.ndim(X) != 2:
             raise ShapeError(f"Rows come as a matrix; got {np.ndim(X)} dimensions.")
-        rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else _row_after_row(X)
+        rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else _as_c_order(X)
         if is_sparse:
             rows.sum_duplicates()
         values = rows.data if is_sparse else rows
@@ -109,28 +109,28 @@ class BoundedRows:
             whole = np.where(is_long[owner] if is_sparse else is_long[:, None], cut, whole)
         return sparse.csr_array((whole, rows.indices, rows.indptr), rows.shape) if is_sparse else whole
 
-    def sums(self, W: Any, whole_rows: Any) -> RowSums:
+    def sums(self, W: Any, quantized_rows: Any) -> RowSums:
         """The sums of rows with weights W (n × k) ≥ 0, in whole units; never an object of n × k × m."""
-        W = _row_after_row(W)
-        n, m = whole_rows.shape
+        W = _as_c_order(W)
+        n, m = quantized_rows.shape
         if W.ndim != 2 or W.shape[0] != n:
             raise ShapeError(f"W has shape {W.shape}, but there are {n} rows.")
-        if n > MOST_ROWS:
-            raise ParameterError(f"Sums are exact for at most {MOST_ROWS} rows of a party; there are more. Split it.")
+        if n > MAX_ROWS:
+            raise ParameterError(f"Sums are exact for at most {MAX_ROWS} rows of a party; there are more. Split it.")
         if not (np.isfinite(W).all() and (W >= 0).all()):
             raise DataError("Weights of rows must be finite and non-negative; nothing was computed.")
         total = RowSums(np.zeros((W.shape[1],) * 2, np.int64), np.zeros((W.shape[1], m), np.int64), n)
         for start in range(0, n, BLOCK):
-            rows = whole_rows[start : start + BLOCK]
+            rows = quantized_rows[start : start + BLOCK]
             self._check_whole(rows)
-            V, U = self.whole_weights(W[start : start + BLOCK], rows)
+            V, U = self.quantize_weights(W[start : start + BLOCK], rows)
             total.gram[...] += (V.T @ V).astype(np.int64)
             total.cross[...] += np.asarray((rows.T @ U).T).astype(np.int64)
         return total
 
-    def whole_weights(self, W: Any, whole_rows: Any) -> tuple[Any, Any]:
+    def quantize_weights(self, W: Any, quantized_rows: Any) -> tuple[Any, Any]:
         """√c w for gram and c w for cross in whole units; a row depends on its own w and x alone."""
-        squares = _row_squares(whole_rows)
+        squares = _row_squares(quantized_rows)
         row_lengths = self.row_unit * np.sqrt(squares)
         with np.errstate(over="ignore"):
             lengths = np.linalg.norm(W, axis=1)
@@ -147,7 +147,7 @@ class BoundedRows:
         values = rows.data if sparse.issparse(rows) else rows
         is_short = (_row_squares(rows) <= (self.row_bound / self.row_unit) ** 2).all()
         if not (is_short and (values == np.rint(values)).all()):
-            raise ParameterError("Sums are over rows that `whole_rows` of the same bounds has made; these are others.")
+            raise ParameterError("Rows must come from `quantize_rows` of the same bounds; these do not.")
 
     def _within(self, V: Any, U: Any, squares: Any) -> Any:
         gram = self.gram_scale * self.weight_unit**2 * (V * V).sum(axis=1)
@@ -155,12 +155,12 @@ class BoundedRows:
         return gram**2 + cross <= self.radius**2 * (1 - 2.0**-45)
 
 
-def _row_after_row(values: Any) -> Any:
+def _as_c_order(values: Any) -> Any:
     """In float64 and C order: in another, NumPy adds up a row's squares in an order that depends on how many rows."""
     return np.asarray(values, np.float64, order="C")
 
 
-def _unit(bound: float, bits: int) -> float:
+def _power_of_two_unit(bound: float, bits: int) -> float:
     """The power of two of which `bound` is more than 2^(bits − 1) and at most 2^bits."""
     mantissa, exponent = math.frexp(bound)
     return math.ldexp(1.0, exponent - bits - (mantissa == 0.5))
@@ -184,7 +184,7 @@ def _scaled(values: Any, factor: Any, owner: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class NoisyRows:
+class NoisyRowSums:
     """Gaussian noise on gram, cross and (under add-or-remove) the number of rows, as one release.
 
         released:   κ·n,   λ·gram (diagonal once, above it √2 times),   cross         each + N(0, σ²)
@@ -193,7 +193,7 @@ class NoisyRows:
     only the sum is seen; each adds a variance of σ² / shares.
     """
 
-    bounds: BoundedRows
+    bounds: RowBounds
     noise_multiplier: float
     relation: str = "add-or-remove"
     count_share: float = 0.1
@@ -201,9 +201,9 @@ class NoisyRows:
 
     def __post_init__(self) -> None:
         check_relation("row", self.relation)
-        if not LEAST_MULTIPLIER <= self.noise_multiplier <= MOST_MULTIPLIER:
+        if not MIN_NOISE_MULTIPLIER <= self.noise_multiplier <= MAX_NOISE_MULTIPLIER:
             raise ParameterError(
-                f"noise_multiplier must be a number from {LEAST_MULTIPLIER:g} to {MOST_MULTIPLIER:g}; "
+                f"noise_multiplier must be a number from {MIN_NOISE_MULTIPLIER:g} to {MAX_NOISE_MULTIPLIER:g}; "
                 f"got {self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget.",
                 parameter="noise_multiplier",
             )
@@ -236,7 +236,7 @@ class NoisyRows:
         """What one round costs every row."""
         return Release("gaussian", self.noise_multiplier, "row", self.relation)
 
-    def noisy(self, sums: RowSums, source: Source = system_source) -> RowSums:
+    def add_noise(self, sums: RowSums, source: Source = system_source) -> RowSums:
         """The sums with noise, still in whole units (the count in units of 2⁻²⁰ under add-or-remove)."""
         sigma = math.nextafter(self.sigma / math.sqrt(self.shares), math.inf)
         k = sums.gram.shape[0]
@@ -253,15 +253,15 @@ class NoisyRows:
             count = round(count / COUNT_UNIT) + int(scale.draw(1, source)[0])
         return RowSums(sums.gram + gram, sums.cross + cross.reshape(sums.cross.shape), count)
 
-    def usable(self, noisy: RowSums) -> tuple[Any, Any, float]:
+    def postprocess(self, noisy: RowSums) -> tuple[Any, Any, float]:
         """Gram, cross and number of rows as a sum over rows could be: from the noisy total alone."""
-        gram = repaired_gram(noisy.gram * self.bounds.weight_unit**2)
+        gram = project_gram(noisy.gram * self.bounds.weight_unit**2)
         cross = np.maximum(noisy.cross * (self.bounds.weight_unit * self.bounds.row_unit), 0.0)
         count = noisy.count * COUNT_UNIT if self.relation == "add-or-remove" else float(noisy.count)
         return gram, cross, max(0.0, count)
 
 
-def repaired_gram(gram: Any) -> Any:
+def project_gram(gram: Any) -> Any:
     """A symmetric, non-negative, positive semidefinite matrix near `gram`: Dykstra's projections, then a last shift.
 
     The shift, of all eigenvalues by the most negative one that is left, makes both properties hold at once.
@@ -307,12 +307,12 @@ def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:
     return W
 
 
-def whole_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
+def quantize_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
     """H in whole units; a party does not take the server's word for its size."""
-    return np.rint(sound_model(party, values, shape) / MODEL_UNIT)
+    return np.rint(validate_model(party, values, shape) / MODEL_UNIT)
 
 
-def sound_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
+def validate_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
     """H in float64, if it is what a private program broadcasts: a model that lets some data fail would ask about them.
 
     Nothing of the party's data is looked at, so that a refusal tells nothing of them.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partsong.attacks.findings import PartyFindings, Recovery, severity_of, verdict_of
 from partsong.io.write import atomic_write
-from partsong.reporting.html import UNKNOWN, Column, Markup, document, element, row, section, significant, table
+from partsong.reporting.html import UNKNOWN, Column, Markup, document, element, format_number, row, section, table
 
 ANCHOR, TITLE = "attacks", "What attacks recover"
 CAPTION = (
@@ -70,7 +70,7 @@ def _cells(one: Recovery) -> list[str]:
     return [
         f"{one.array}: {one.what}",
         one.verdict,
-        UNKNOWN if one.error is None else significant(one.error),
+        UNKNOWN if one.error is None else format_number(one.error),
         UNKNOWN if one.rows_recovered is None else f"{one.rows_recovered:,}",
-        UNKNOWN if one.doubt is None else significant(one.doubt),
+        UNKNOWN if one.doubt is None else format_number(one.doubt),
     ]

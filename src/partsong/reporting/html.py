@@ -116,7 +116,7 @@ def element(tag: str, *children: str, **attributes: str | int) -> Markup:
     return Markup(f"<{opening}>{inside}</{tag}>")
 
 
-def significant(value: float) -> str:
+def format_number(value: float) -> str:
     """Three significant digits, trailing zeros kept so that columns line up."""
     if not math.isfinite(value):
         return UNKNOWN
@@ -125,20 +125,20 @@ def significant(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
-def percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """0.2871 as 28.7%."""
-    shown = significant(100 * fraction)
+    shown = format_number(100 * fraction)
     return shown if shown == UNKNOWN else f"{shown}%"
 
 
-def size(n_bytes: float) -> str:
+def format_bytes(n_bytes: float) -> str:
     """Bytes in decimal units: 20480 as 20.5 kB."""
     if not math.isfinite(n_bytes) or n_bytes <= 0:
         return "0 B" if n_bytes == 0 else UNKNOWN
     power = 0
     while n_bytes >= 999.5 and power < len(BYTE_UNITS) - 1:
         n_bytes, power = n_bytes / 1000, power + 1
-    return f"{significant(n_bytes) if power else f'{n_bytes:.0f}'}\N{NO-BREAK SPACE}{BYTE_UNITS[power]}"
+    return f"{format_number(n_bytes) if power else f'{n_bytes:.0f}'}\N{NO-BREAK SPACE}{BYTE_UNITS[power]}"
 
 
 @dataclass(frozen=True, slots=True)

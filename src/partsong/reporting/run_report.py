@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from partsong.attacks.findings import PartyFindings
 from partsong.errors import ShapeError
-from partsong.evaluation.metrics import AtParty, OwnParts, own_parts
+from partsong.evaluation.metrics import LocalComponents, PartyResult, align_local_components
 from partsong.io.write import atomic_write
 from partsong.reporting import attack_report
 from partsong.reporting.charts import Line, Quantity, bar, key, line_chart, picture
@@ -29,20 +29,20 @@ from partsong.reporting.html import (
     Markup,
     document,
     element,
-    percent,
+    format_bytes,
+    format_number,
+    format_percent,
     row,
     section,
-    significant,
-    size,
     table,
 )
 
 MOST_LABELS = 12
 N_STYLES = 8  # colours in the style sheet
-ERROR = Quantity("relative error", percent)
+ERROR = Quantity("relative error", format_percent)
 ROUNDS = Quantity("rounds", lambda value: f"{value:,.0f}", start=0.0, smallest_step=1.0)
-BYTES = Quantity("bytes sent per party", size, start=0.0, smallest_step=1.0)
-SECONDS = Quantity("seconds", significant, start=0.0)
+BYTES = Quantity("bytes sent per party", format_bytes, start=0.0, smallest_step=1.0)
+SECONDS = Quantity("seconds", format_number, start=0.0)
 TOP_FEATURES = 10
 MASKED = "Single uploads were masked: nobody but their senders saw them. The server knows their sums."
 IN_SIMULATION = (
@@ -85,7 +85,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ArrayTraffic:
     """One kind of array that a party sent: its size, how often it left, and what it tells the receiver."""
 
     array: str
@@ -121,11 +121,11 @@ class MethodResult:
     curve: Curve
     components: npt.NDArray[Any]
     shares: tuple[float, ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[ArrayTraffic, ...]
     is_oracle: bool = False
     init_mode: str = ""
-    parties: tuple[AtParty, ...] = ()
-    found_alone: Mapping[str, OwnParts] = field(default_factory=dict)
+    parties: tuple[PartyResult, ...] = ()
+    found_alone: Mapping[str, LocalComponents] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.components.ndim != 2 or len(self.components) != len(self.shares):
@@ -161,11 +161,11 @@ class MethodResult:
 
     def aligned_with(self, reference: MethodResult) -> MethodResult:
         """The same in the order of a reference: the assignment with the largest total cosine."""
-        return self.in_order(own_parts(self.components, reference.components).places)
+        return self.in_order(align_local_components(self.components, reference.components).places)
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class PartyHoldings:
     """A data owner: how many rows it holds, and how many of each label (empty: not known, or not to be shown)."""
 
     name: str
@@ -177,13 +177,13 @@ class Party:
 class Report:
     """All that the page shows; `lead` is one paragraph, `never_sent` one sentence on what stayed with its owner.
 
-    `privacy` is what a fit with noise has spent (`Spending.told`). `attacks` are what was tried on its messages, or why
-    nothing was; None for comparisons, which have no section on either.
+    `privacy` is what a fit with noise has spent (`PrivacyTracker.to_dict`). `attacks` holds the findings on its
+    messages, or the reason why there are none; None for comparisons, which have no section on either.
     """
 
     title: str
     lead: str
-    parties: tuple[Party, ...]
+    parties: tuple[PartyHoldings, ...]
     methods: tuple[MethodResult, ...]
     image_shape: tuple[int, int] | None
     feature_names: tuple[str, ...] | None
@@ -227,19 +227,19 @@ def results(report: Report) -> list[Markup]:
     labels = ["Relative error", "Points above pooled", "Explained variance", "Sent per party", "Received per party"]
     numbers = [label for label in [*labels, "Rounds", "Seconds"] if oracle or label != labels[1]]
     columns = [Column("Method", False), *map(Column, numbers), Column("Outcome", False)]
-    is_contest = _rivals(methods) > 1
+    is_comparison = _count_candidates(methods) > 1
     rows = []
     for method, style in zip(methods, styles(methods), strict=True):
-        is_marked = method is best and is_contest
+        is_marked = method is best and is_comparison
         cells = [
             _name(method, style, is_marked),
-            percent(method.relative_error),
+            format_percent(method.relative_error),
             *([_points(method, oracle)] if oracle else []),
-            percent(method.explained_variance),
-            "all rows" if method.is_oracle and not method.sent else size(method.bytes_up_per_party),
-            size(method.bytes_down_per_party),
+            format_percent(method.explained_variance),
+            "all rows" if method.is_oracle and not method.sent else format_bytes(method.bytes_up_per_party),
+            format_bytes(method.bytes_down_per_party),
             f"{method.rounds:,}",
-            significant(method.seconds),
+            format_number(method.seconds),
             method.outcome,
         ]
         rows.append(row(columns, cells, "best" if is_marked else "plain"))
@@ -252,7 +252,7 @@ def results(report: Report) -> list[Markup]:
     return [element("p", _verdict(methods, best, oracle), class_="verdict"), table(caption, columns, rows)]
 
 
-def _rivals(methods: Sequence[MethodResult]) -> int:
+def _count_candidates(methods: Sequence[MethodResult]) -> int:
     return sum(not method.is_oracle and len(method.components) > 0 for method in methods)
 
 
@@ -271,11 +271,12 @@ def _points(method: MethodResult, oracle: MethodResult) -> str:
 def _verdict(methods: Sequence[MethodResult], best: MethodResult | None, oracle: MethodResult | None) -> str:
     if best is None:
         return "Without pooling the rows, no method reached a shared model with a finite error."
-    rivals = _rivals(methods)
-    verdict = f"Without pooling the rows, {best.name} reaches a relative error of {percent(best.relative_error)}"
+    rivals = _count_candidates(methods)
+    error = format_percent(best.relative_error)
+    verdict = f"Without pooling the rows, {best.name} reaches a relative error of {error}"
     verdict += f", the lowest of {rivals} methods," if rivals > 1 else ""
-    verdict += f" for {size(best.bytes_up_per_party)} sent per party."
-    return f"{verdict} Pooling reaches {percent(oracle.relative_error)}." if oracle else verdict
+    verdict += f" for {format_bytes(best.bytes_up_per_party)} sent per party."
+    return f"{verdict} Pooling reaches {format_percent(oracle.relative_error)}." if oracle else verdict
 
 
 def convergence(report: Report) -> list[Markup]:
@@ -360,9 +361,9 @@ def disclosure(report: Report) -> list[Markup]:
     return [table(caption, columns, *bodies), kept]
 
 
-def _sent_cells(sent: Sent) -> list[str]:
+def _sent_cells(sent: ArrayTraffic) -> list[str]:
     shape = " \N{MULTIPLICATION SIGN} ".join(map(str, sent.shape)) or "one number"
-    costs = [size(sent.bytes_each), f"{sent.times:,}", size(sent.bytes_total)]
+    costs = [format_bytes(sent.bytes_each), f"{sent.times:,}", format_bytes(sent.bytes_total)]
     return [sent.array, shape, sent.dtype, *costs, sent.meaning]
 
 
@@ -393,7 +394,7 @@ def parts(report: Report) -> list[Markup]:
         for i, (values, share) in enumerate(zip(components, method.shares, strict=True), start=1):
             alt = f"Part {i} of {method.name}"
             look = picture(values.reshape(report.image_shape), alt) if is_picture else _features(values, report)
-            explains = element("span", percent(share) if values.any() else "empty")
+            explains = element("span", format_percent(share) if values.any() else "empty")
             label = element("figcaption", element("b", str(i)), explains)
             figures.append(element("figure", *((look, label) if is_picture else (label, look)), class_="part"))
         content.append(element("h3", key(style), method.name))
@@ -406,7 +407,7 @@ def _features(values: npt.NDArray[Any], report: Report) -> Markup:
     strongest, names = _strongest(values, report, TOP_FEATURES)
     fractions = [float(values[i] / values[strongest[0]]) for i in strongest]
     items = [
-        element("li", element("span", name, title=f"{name}: {significant(fraction)} of the strongest"), bar(fraction))
+        element("li", element("span", name, title=f"{name}: {format_number(fraction)} of the strongest"), bar(fraction))
         for name, fraction in zip(names, fractions, strict=True)
     ]
     return element("ol", *items)
@@ -425,12 +426,12 @@ def privacy(report: Report) -> list[Markup]:
         return [element("p", NO_NOISE, class_="verdict"), *masked]
     told = report.privacy
     verdict = (
-        f"ε = {significant(told['epsilon_spent'])} at δ = {told['delta']:g}, unit {told['unit']}, relation "
+        f"ε = {format_number(told['epsilon_spent'])} at δ = {told['delta']:g}, unit {told['unit']}, relation "
         f"{told['relation']}: {told['promise']}."
     )
     columns = [Column("Party", False), Column("ε spent")]
-    rows = [row(columns, [name, significant(spent)]) for name, spent in told["epsilon_by_party"].items()]
-    noise = f"{told['noise']} noise of {significant(told['noise_multiplier'])} times the sensitivity. {PLAN}"
+    rows = [row(columns, [name, format_number(spent)]) for name, spent in told["epsilon_by_party"].items()]
+    noise = f"{told['noise']} noise of {format_number(told['noise_multiplier'])} times the sensitivity. {PLAN}"
     return [
         element("p", verdict, class_="verdict"),
         table(f"What each party has spent: {noise}", columns, rows),
@@ -439,18 +440,18 @@ def privacy(report: Report) -> list[Markup]:
     ]
 
 
-def voices(report: Report) -> list[Markup]:
+def party_section(report: Report) -> list[Markup]:
     """The fit of every method at every party; then, method by method, drift, and shares and pictures of each part."""
     told = [method for method in report.methods if method.parties]
     if not told:
         return [element("p", "Nothing was computed at single parties.", class_="note")]
     styled = zip(report.methods, styles(report.methods), strict=True)
     blocks = [(m, style) for m, style in styled if m.parties and not m.is_oracle and len(m.components)]
-    shown = _most_telling([method for method, _ in blocks])
+    shown = _initially_open([method for method, _ in blocks])
     return [_fits(told), *(_block(report, method, style, method is shown) for method, style in blocks)]
 
 
-def _most_telling(methods: Sequence[MethodResult]) -> MethodResult | None:
+def _initially_open(methods: Sequence[MethodResult]) -> MethodResult | None:
     """The best of those whose parties began alone, or else of all: the block that is open at first."""
     ranked = [method for method in methods if method.found_alone] or list(methods)
     return min(ranked, key=lambda method: method.relative_error, default=None)
@@ -463,8 +464,8 @@ def _fits(methods: Sequence[MethodResult]) -> Markup:
     columns += [Column(method.name) for method in shared]
     lines = []
     for i, party in enumerate(methods[0].parties):
-        own = [percent(alone.parties[i].own_error)] if alone else []
-        errors = [percent(method.parties[i].relative_error) for method in shared]
+        own = [format_percent(alone.parties[i].own_error)] if alone else []
+        errors = [format_percent(method.parties[i].relative_error) for method in shared]
         lines.append(row(columns, [party.name, f"{party.rows:,}", *own, *errors]))
     caption = "Relative error at each party of the shared model, with weights fitted to it there."
     if alone:
@@ -499,41 +500,43 @@ def _alone(report: Report, method: MethodResult) -> Markup:
     """Parts after the first round, in the order of the model of the last."""
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *(Column(str(i + 1), False) for i in parts)]
-    lines = [row(columns, ["shared", *(_look(report, method.components[i], f"Shared part {i + 1}") for i in parts)])]
+    lines = [
+        row(columns, ["shared", *(_thumbnail(report, method.components[i], f"Shared part {i + 1}") for i in parts)])
+    ]
     for name, own in list(method.found_alone.items())[:MOST_PARTIES]:
         lines.append(row(columns, [name, *(_own(report, name, own, i) for i in parts)]))
     caption = "After the first round: found alone, each party in an order of its own, here in the shared order."
-    return table(caption + _left_out(method, len(method.found_alone)), columns, lines)
+    return table(caption + _not_shown(method, len(method.found_alone)), columns, lines)
 
 
 def _final(report: Report, method: MethodResult) -> Markup:
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *map(Column, NUMBERS), *(Column(str(i + 1), False) for i in parts)]
-    looks = [_look(report, method.components[i], f"Shared part {i + 1}") for i in parts]
+    looks = [_thumbnail(report, method.components[i], f"Shared part {i + 1}") for i in parts]
     captions = [element("span", _short(method.shares[i]), class_="mini") for i in parts]
     total = f"{sum(party.rows for party in method.parties):,}"
-    drifts = [significant(method.drift), significant(method.aligned_drift)]
+    drifts = [format_number(method.drift), format_number(method.aligned_drift)]
     heads = [Markup(look + caption) for look, caption in zip(looks, captions, strict=True)]
-    lines = [row(columns, ["shared", total, percent(method.relative_error), UNKNOWN, *drifts, *heads], "best")]
+    lines = [row(columns, ["shared", total, format_percent(method.relative_error), UNKNOWN, *drifts, *heads], "best")]
     for party in method.parties[:MOST_PARTIES]:
         lines.append(row(columns, [party.name, *_numbers(party), *(_cell(report, party, i) for i in parts)]))
     caption = "After the best round." if method.rounds > 1 else "After the only round."
-    return table(caption + _left_out(method, len(method.parties)), columns, lines)
+    return table(caption + _not_shown(method, len(method.parties)), columns, lines)
 
 
-def _left_out(method: MethodResult, parties: int) -> str:
+def _not_shown(method: MethodResult, parties: int) -> str:
     """What does not fit on the page."""
     more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "parts")]
     told = [f"{count:,} more {noun}" for count, noun in more if count > 0]
     return f" Not shown: {' and '.join(told)}." if told else ""
 
 
-def _numbers(party: AtParty) -> list[str]:
-    errors = [percent(party.relative_error), percent(party.own_error)]
-    return [f"{party.rows:,}", *errors, significant(party.drift), significant(party.aligned_drift)]
+def _numbers(party: PartyResult) -> list[str]:
+    errors = [format_percent(party.relative_error), format_percent(party.own_error)]
+    return [f"{party.rows:,}", *errors, format_number(party.drift), format_number(party.aligned_drift)]
 
 
-def _cell(report: Report, party: AtParty, i: int) -> Markup:
+def _cell(report: Report, party: PartyResult, i: int) -> Markup:
     share = element("span", _short(party.shares[i]), class_="mini")
     return share if party.own is None else Markup(_own(report, party.name, party.own, i) + share)
 
@@ -542,14 +545,14 @@ def _short(share: float) -> str:
     return f"{100 * share:.1f}%" if math.isfinite(share) else UNKNOWN
 
 
-def _own(report: Report, name: str, own: OwnParts, i: int) -> Markup:
+def _own(report: Report, name: str, own: LocalComponents, i: int) -> Markup:
     place, has_partner = own.places[i] + 1, own.has_partner[i]
     about = f"Part {place} of {name}" + ("" if has_partner else ", without a partner")
-    look = _look(report, own.components[i], about, "part" if has_partner else "part alone")
+    look = _thumbnail(report, own.components[i], about, "part" if has_partner else "part alone")
     return Markup(look + element("b", str(place) if has_partner else f"({place})", class_="mini"))
 
 
-def _look(report: Report, values: np.ndarray, about: str, style: str = "part") -> Markup:
+def _thumbnail(report: Report, values: np.ndarray, about: str, style: str = "part") -> Markup:
     """A part in small: a picture, or the names of its strongest features."""
     ink = np.nan_to_num(values.astype(float), posinf=0.0).clip(min=0.0)
     if report.image_shape is not None:
@@ -558,16 +561,16 @@ def _look(report: Report, values: np.ndarray, about: str, style: str = "part") -
     return element("div", ", ".join(names) or "empty", class_=f"{style} words", title=about)
 
 
-CONTENTS = (
+SECTIONS = (
     ("results", "Results", results),
     ("convergence", "Convergence", convergence),
     ("parts", "Learned parts", parts),
-    ("voices", "At each party", voices),
+    ("voices", "At each party", party_section),
     ("parties", "Who holds what", holdings),
     ("disclosure", "What left each party", disclosure),
     ("reproduce", "Reproduce", reproduction),
 )
-OF_ONE_FIT = (
+SINGLE_FIT_SECTIONS = (
     ("privacy", "Privacy", privacy),
     (attack_report.ANCHOR, attack_report.TITLE, lambda report: _attacks(report)),
 )
@@ -576,7 +579,7 @@ OF_ONE_FIT = (
 
 def render(report: Report) -> str:
     """The page as text; the same findings give the same page."""
-    contents = CONTENTS if report.attacks is None else (*CONTENTS[:-1], *OF_ONE_FIT, CONTENTS[-1])
+    contents = SECTIONS if report.attacks is None else (*SECTIONS[:-1], *SINGLE_FIT_SECTIONS, SECTIONS[-1])
     links = [element("a", title, href=f"#{anchor}") for anchor, title, _ in contents]
     header = element(
         "header",

@@ -14,7 +14,17 @@ import numpy as np
 from partsong.evaluation.topic_quality import top_columns, topic_diversity
 from partsong.io.write import atomic_write
 from partsong.reporting.charts import bar
-from partsong.reporting.html import Column, Markup, document, element, percent, row, section, significant, table
+from partsong.reporting.html import (
+    Column,
+    Markup,
+    document,
+    element,
+    format_number,
+    format_percent,
+    row,
+    section,
+    table,
+)
 
 WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
 SHOWN = 12
@@ -25,7 +35,7 @@ JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 """Not printable by themselves, and parts of words in many scripts."""
 LARGEST = 0.075
 """Radius of the largest topic, in sides of the map; less where there are more than fifty."""
-TOLD = ("method", "server", "participation", "parties", "secure_aggregation", "weighting", "vocabulary")
+SHOWN_SETTINGS = ("method", "server", "participation", "parties", "secure_aggregation", "weighting", "vocabulary")
 
 
 def distances(H: np.ndarray) -> np.ndarray:
@@ -53,7 +63,7 @@ def positions(H: np.ndarray) -> np.ndarray:
     return np.asarray(0.5 + 0.5 * axes * signs / reach)
 
 
-def apart(places: np.ndarray, radii: np.ndarray, steps: int = 200) -> np.ndarray:
+def separate_discs(places: np.ndarray, radii: np.ndarray, steps: int = 200) -> np.ndarray:
     """Places from which discs that overlap have been moved away from each other, little by little."""
     moved = places.copy()
     angles = np.arange(len(places)) * 2.399963  # golden angle: a direction for those in one place
@@ -87,23 +97,23 @@ class TopicPage:
 
     def size(self, topic: int) -> str:
         """Its share of all, in per cent; a dash where that is not known."""
-        return percent(math.nan if self.shares is None else float(self.shares[topic]))
+        return format_percent(math.nan if self.shares is None else float(self.shares[topic]))
 
 
-def facts_of(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
+def build_facts(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
     """What a page tells of a fit, from its settings, and further numbers."""
-    told = {name: shown(str(settings[name])) for name in TOLD if name in settings}
-    return told | {name: f"{value:,}" for name, value in more.items()}
+    facts = {name: printable(str(settings[name])) for name in SHOWN_SETTINGS if name in settings}
+    return facts | {name: f"{value:,}" for name, value in more.items()}
 
 
 def render_topics(page: TopicPage) -> str:
     """The page as text; the same topics give the same page."""
-    words = [[shown(page.names[column]) for column in topic] for topic in top_columns(page.H, SHOWN)]
+    words = [[printable(page.names[column]) for column in topic] for topic in top_columns(page.H, SHOWN)]
     lead = f"{page.title} over {len(page.names):,} words."
     if any(words):
-        lead += f" {percent(topic_diversity(words))} of their strongest words are distinct."
+        lead += f" {format_percent(topic_diversity(words))} of their strongest words are distinct."
     if page.coherence is not None and not np.isnan(page.coherence).all():
-        lead += f" Mean coherence (NPMI): {significant(float(np.nanmean(page.coherence)))}."
+        lead += f" Mean coherence (NPMI): {format_number(float(np.nanmean(page.coherence)))}."
     links = [element("a", title, href=f"#{anchor}") for anchor, title in (("map", "Map"), ("topics", "Topics"))]
     header = element(
         "header",
@@ -119,7 +129,7 @@ def render_topics(page: TopicPage) -> str:
     return document(page.title, header, element("main", *body))
 
 
-def shown(word: str) -> str:
+def printable(word: str) -> str:
     """A word that cannot disturb a page: control characters, and those that turn its direction, are spelled out."""
     safe = "".join(letter if letter.isprintable() or letter in JOINERS else ascii(letter)[1:-1] for letter in word)
     return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
@@ -149,7 +159,7 @@ def _map(page: TopicPage, words: list[list[str]]) -> Markup:
     sizes = np.ones(len(page.H)) if page.shares is None else np.maximum(page.shares, 0.0)
     room = LARGEST * min(1.0, math.sqrt(50 / len(page.H)))
     radii = np.maximum(0.012, room * np.sqrt(sizes / (float(sizes.max()) or 1.0)))
-    places = apart(positions(page.H), radii)
+    places = separate_discs(positions(page.H), radii)
     low, high = places.min(axis=0), places.max(axis=0)
     places = (places - low) / np.where(high > low, high - low, 1.0)
     across = MARGIN + places[:, 0] * (WIDTH - 2 * MARGIN)
@@ -157,9 +167,9 @@ def _map(page: TopicPage, words: list[list[str]]) -> Markup:
     discs = []
     for i, (x, y, radius) in enumerate(zip(across, up, radii * min(WIDTH, HEIGHT), strict=True)):
         size = "" if page.shares is None else f", {page.size(i)}"
-        told = element("title", f"Topic {i + 1}{size}: {', '.join(words[i])}")
+        facts = element("title", f"Topic {i + 1}{size}: {', '.join(words[i])}")
         disc = element(
-            "circle", told, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}", class_="dot", fill_opacity="0.35"
+            "circle", facts, cx=f"{x:.1f}", cy=f"{y:.1f}", r=f"{radius:.1f}", class_="dot", fill_opacity="0.35"
         )
         number = element("text", str(i + 1), x=f"{x:.1f}", y=f"{y + 4:.1f}", class_="middle name")
         first = element("text", words[i][0] if words[i] else "", x=f"{x:.1f}", y=f"{y + 17:.1f}", class_="middle")
@@ -188,7 +198,7 @@ def _table(page: TopicPage, words: list[list[str]]) -> Markup:
     columns = [Column("Topic"), Column("Size"), Column("Coherence (NPMI)"), Column("Words", False)]
     known = np.full(len(page.H), math.nan) if page.coherence is None else page.coherence
     rows = [
-        row(columns, [str(i + 1), page.size(i), significant(float(known[i])), ", ".join(words[i])])
+        row(columns, [str(i + 1), page.size(i), format_number(float(known[i])), ", ".join(words[i])])
         for i in range(len(page.H))
     ]
     size = "Size is the share of what topics explain (LDA: of the documents)."

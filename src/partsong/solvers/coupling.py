@@ -20,7 +20,7 @@ from partsong.solvers.normal_equations import NormalEquations, RuleState
 class Proximal(Protocol):
     """A rule whose step can carry ½ weight ‖F − centre‖² exactly."""
 
-    def pulled_step(
+    def proximal_step(
         self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
     ) -> tuple[Array, RuleState]:
         """The step, then the proximal map of that pull on F ≥ 0."""
@@ -36,7 +36,7 @@ class ProximalAnchor:
     Ht: Array
     plan: Plan | None = None
     aligned: Array = None
-    served: int = 0
+    steps_used: int = 0
 
 
 class Coupling(Protocol):
@@ -46,33 +46,33 @@ class Coupling(Protocol):
         """Refuse a rule that cannot be pulled this way."""
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
-        """The next Hᵀ, the rule's memory, and the tether with the plan in use."""
+        """The next Hᵀ, the rule's memory, and the anchor with the plan in use."""
 
 
-class SteadyPull(Protocol):
+class CompilableCoupling(Protocol):
     """A coupling whose pull compiled code knows; a subclass is such a coupling only if it says so itself."""
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
-        """The pull from here on, for how many turns it holds (at most `most`), and the tether after these."""
+    def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
+        """The pull from here on, for how many turns it holds (at most `most`), and the anchor after these."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoPull:
+class NoCoupling:
     """The rule alone."""
 
     def check(self, rule: UpdateRule) -> None:
         """Any rule will do."""
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
         after, memory = rule.step(Ht, equations, state)
-        return after, memory, tether
+        return after, memory, anchor
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
-        return Pull(), tether, most
+    def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
+        return Pull(), anchor, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class ProximalTerm:
         """Any rule will do."""
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
         weight = self.strength * (1.0 if self.absolute else equations.curvature())
-        after, memory = rule.step(Ht, equations.damped(weight, tether.Ht), state)
-        return after, memory, tether
+        after, memory = rule.step(Ht, equations.damped(weight, anchor.Ht), state)
+        return after, memory, anchor
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
-        return Pull("damped absolutely" if self.absolute else "damped", self.strength, tether.Ht), tether, most
+    def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
+        return Pull("damped absolutely" if self.absolute else "damped", self.strength, anchor.Ht), anchor, most
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,39 +134,39 @@ class AlignedProximalTerm:
             )
 
     def step(
-        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, tether: ProximalAnchor
+        self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
-        tether = self._aligned(Ht, tether)
+        anchor = self._aligned(Ht, anchor)
         on = kernels.of(Ht)
-        assert tether.plan is not None
-        weights = self.strength * tether.plan.weights
+        assert anchor.plan is not None
+        weights = self.strength * anchor.plan.weights
         if self.prox == "paper":
             moved, memory = rule.step(Ht, equations, state)
-            pulled = (moved + self.strength * tether.aligned) / on.cast(1.0 + weights, Ht)
-            return pulled, memory, tether
+            pulled = (moved + self.strength * anchor.aligned) / on.cast(1.0 + weights, Ht)
+            return pulled, memory, anchor
         assert isinstance(rule, Proximal)
         pulled, memory = rule.step(Ht, equations, state)
         for weight in np.unique(weights[weights > 0]):
             columns = np.flatnonzero(weights == weight)
-            centre = tether.aligned * on.cast(np.array(self.strength / weight), Ht)
-            other, _ = rule.pulled_step(Ht, equations, state, float(weight), centre)
+            centre = anchor.aligned * on.cast(np.array(self.strength / weight), Ht)
+            other, _ = rule.proximal_step(Ht, equations, state, float(weight), centre)
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
-        return pulled, memory, tether
+        return pulled, memory, anchor
 
-    def compiled_pull(self, Ht: Array, tether: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
+    def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
         """The aligned model, until components are looked for again."""
-        tether = self._aligned(Ht, tether)
-        assert tether.plan is not None
-        turns = min(most, self.every - tether.served + 1)
-        weights = kernels.of(Ht).cast(tether.plan.weights, Ht)
-        towards = Pull("mixed" if self.prox == "paper" else "proximal", self.strength, tether.aligned, weights)
-        return towards, replace(tether, served=tether.served + turns - 1), turns
+        anchor = self._aligned(Ht, anchor)
+        assert anchor.plan is not None
+        turns = min(most, self.every - anchor.steps_used + 1)
+        weights = kernels.of(Ht).cast(anchor.plan.weights, Ht)
+        towards = Pull("mixed" if self.prox == "paper" else "proximal", self.strength, anchor.aligned, weights)
+        return towards, replace(anchor, steps_used=anchor.steps_used + turns - 1), turns
 
-    def _aligned(self, Ht: Array, tether: ProximalAnchor) -> ProximalAnchor:
-        if tether.plan is not None and tether.served < self.every:
-            return replace(tether, served=tether.served + 1)
-        plan = self.align.plan(Ht.T, tether.Ht.T)
-        return ProximalAnchor(tether.Ht, plan, kernels.of(Ht).rows_of(plan.apply(tether.Ht.T)), 1)
+    def _aligned(self, Ht: Array, anchor: ProximalAnchor) -> ProximalAnchor:
+        if anchor.plan is not None and anchor.steps_used < self.every:
+            return replace(anchor, steps_used=anchor.steps_used + 1)
+        plan = self.align.plan(Ht.T, anchor.Ht.T)
+        return ProximalAnchor(anchor.Ht, plan, kernels.of(Ht).rows_of(plan.apply(anchor.Ht.T)), 1)
 
 
 def _with_columns(base: Array, other: Array, columns: np.ndarray) -> Array:

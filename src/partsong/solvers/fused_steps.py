@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from partsong import kernels
 from partsong.core.interfaces import Array, Matrix, UpdateRule
 from partsong.kernels.fused_steps import FusedSteps, Pull, StepRule
-from partsong.solvers.normal_equations import Penalty, PlainRule, RuleState
+from partsong.solvers.normal_equations import CompilableRule, Penalty, RuleState
 
 if TYPE_CHECKING:
-    from partsong.solvers.coupling import Coupling, ProximalAnchor, SteadyPull
+    from partsong.solvers.coupling import CompilableCoupling, Coupling, ProximalAnchor
 
 
 @runtime_checkable
-class TurnsAtOnce(Protocol):
+class SupportsFusedSteps(Protocol):
     """A matrix that can do many turns in one compiled call."""
 
     def max_steps_per_call(self, rank: int, move: StepRule) -> int:
@@ -24,10 +24,10 @@ class TurnsAtOnce(Protocol):
         """All of `steps`, in place; the factors before the last step are kept where the rule looks back."""
 
 
-def longest_call(matrix: Matrix, rule: UpdateRule, coupling: Coupling | None, Ht: Array) -> int:
+def max_fused_steps(matrix: Matrix, rule: UpdateRule, coupling: Coupling | None, Ht: Array) -> int:
     """How many steps fit one call on these data; 0 where compiled code does not know all that happens in a step."""
-    move = _known_move(rule, coupling)
-    if move is None or not isinstance(matrix, TurnsAtOnce) or "compiled" not in kernels.capabilities(Ht):
+    move = _compiled_step(rule, coupling)
+    if move is None or not isinstance(matrix, SupportsFusedSteps) or "compiled" not in kernels.capabilities(Ht):
         return 0
     return matrix.max_steps_per_call(Ht.shape[1], move)
 
@@ -42,23 +42,25 @@ def take_fused_steps(
     coupling: Coupling | None = None,
     anchor: ProximalAnchor | None = None,
 ) -> tuple[Array, Array, RuleState, RuleState]:
-    """`count` steps of W and Hᵀ in calls no longer than `longest_call`: the factors, and what the rule remembers.
+    """`count` steps of W and Hᵀ in calls no longer than `max_fused_steps`: the factors, and what the rule remembers.
 
     Pairs are for W and for H. The factors given stay as they are; a coupling pulls H to the anchor.
     """
-    (n, m), (on_W, on_H) = matrix.shape, penalties
-    move = _known_move(rule, coupling)
-    at_once, pull = cast(TurnsAtOnce, matrix), cast("SteadyPull | None", coupling)
+    (n, m), (penalty_W, penalty_H) = matrix.shape, penalties
+    move = _compiled_step(rule, coupling)
+    fused, pull = cast(SupportsFusedSteps, matrix), cast("CompilableCoupling | None", coupling)
     W, Ht = (factor + 0 for factor in factors)
-    W_before, Ht_before = (_previous(memory, factor) for memory, factor in zip(memories, (W, Ht), strict=True))
+    W_before, Ht_before = (_previous_factor(memory, factor) for memory, factor in zip(memories, (W, Ht), strict=True))
     assert move is not None
-    most, left = at_once.max_steps_per_call(Ht.shape[1], move), count
+    most, left = fused.max_steps_per_call(Ht.shape[1], move), count
     while left > 0:
         towards, several = Pull(), min(left, most)
         if pull is not None and anchor is not None:
             towards, anchor, several = pull.compiled_pull(Ht, anchor, several)
-        turns = FusedSteps(several, move, on_W.l1 * m, on_W.l2 * m, on_H.l1 * n, on_H.l2 * n, towards)
-        at_once.run_fused_steps(W, W_before, Ht, Ht_before, turns)
+        steps = FusedSteps(
+            several, move, penalty_W.l1 * m, penalty_W.l2 * m, penalty_H.l1 * n, penalty_H.l2 * n, towards
+        )
+        fused.run_fused_steps(W, W_before, Ht, Ht_before, steps)
         left -= several
     after_W, after_H = (
         memory.advanced(None if memory.previous is None else before, count)
@@ -67,16 +69,16 @@ def take_fused_steps(
     return W, Ht, after_W, after_H
 
 
-def _known_move(rule: Any, coupling: Coupling | None) -> StepRule | None:
+def _compiled_step(rule: Any, coupling: Coupling | None) -> StepRule | None:
     """The rule's step, where compiled code knows that step and that coupling.
 
     What a subclass inherits says nothing of its own steps.
     """
     knows_pull = coupling is None or "compiled_pull" in vars(type(coupling))
-    return cast(PlainRule, rule).compiled_move if knows_pull and "compiled_move" in vars(type(rule)) else None
+    return cast(CompilableRule, rule).compiled_step if knows_pull and "compiled_step" in vars(type(rule)) else None
 
 
-def _previous(memory: RuleState, factor: Array) -> Array:
+def _previous_factor(memory: RuleState, factor: Array) -> Array:
     """The factor one step ago where a rule looks back; else memory that nobody reads."""
     if memory.previous is None:
         return kernels.of(factor).empty((0, factor.shape[1]), factor)

@@ -16,7 +16,7 @@ from partsong.core.parameters import Above, Choice, WordOrNumber
 from partsong.data.observed import ObservedMatrix
 from partsong.errors import CompositionError, ParameterError
 from partsong.kernels import game
-from partsong.solvers.game_orders import LEADERS, ORDERS, ReductionContext, Stratified
+from partsong.solvers.game_orders import LEADERS, ORDERS, Stratified, SweepContext
 from partsong.solvers.squared_error import start_rows
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ShrinkOthers(_Shrinking):
 SelfPlay = NoSelfPlay | ShrinkSmallest | ShrinkOthers
 
 
-MOST_SAFE = 1.6
+MAX_RELAXATION = 1.6
 """Meetings never raise the pair's own error up to a relaxation of 2, at which they may swing for ever."""
 
 
@@ -89,19 +89,19 @@ class StepSize(Protocol):
     def is_balanced(self) -> bool:
         """Whether norms decide, and nobody has chosen η."""
 
-    def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
+    def pair_step(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
         """(η, 0) of single meetings; or (c, θ), and the pair's own norms decide: θ / (‖w‖² + ‖h‖² + |e| + c).
 
         `size` is ‖w‖² + ‖h‖² of a pair on average.
         """
 
-    def together(self, sweep: int, curvature: float, miss: float) -> float:
+    def simultaneous_step(self, sweep: int, curvature: float, residual_norm: float) -> float:
         """η of all players at once; `curvature` is max(‖WᵀW‖₂, ‖HHᵀ‖₂), `miss` is ‖X − W H‖."""
 
-    def in_turn(self, sweep: int, curvature: float) -> float:
+    def alternating_step(self, sweep: int, curvature: float) -> float:
         """η of one side while the other waits, whose gram has this norm."""
 
-    def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
+    def next_pace(self, pace: float, sweep: int, before: float, after: float) -> float:
         """The pace after this sweep, from the errors (squared) that players saw in the one before and in it."""
 
 
@@ -119,16 +119,16 @@ class ConstantStep:
     def _at(self, sweep: int) -> float:
         return self.eta
 
-    def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
+    def pair_step(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
         return self._at(sweep), 0.0
 
-    def together(self, sweep: int, curvature: float, miss: float) -> float:
+    def simultaneous_step(self, sweep: int, curvature: float, residual_norm: float) -> float:
         return self._at(sweep)
 
-    def in_turn(self, sweep: int, curvature: float) -> float:
+    def alternating_step(self, sweep: int, curvature: float) -> float:
         return self._at(sweep)
 
-    def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
+    def next_pace(self, pace: float, sweep: int, before: float, after: float) -> float:
         return pace
 
 
@@ -182,25 +182,25 @@ class SafeStep:
     def __post_init__(self) -> None:
         for name in ("relaxation", "slower", "faster", "least"):
             _require_number(f"SafeStep needs a number {name}", getattr(self, name))
-        if not 0 < self.relaxation <= MOST_SAFE:
-            raise ParameterError(f"SafeStep needs 0 < relaxation ≤ {MOST_SAFE}; got {self.relaxation!r}.")
+        if not 0 < self.relaxation <= MAX_RELAXATION:
+            raise ParameterError(f"SafeStep needs 0 < relaxation ≤ {MAX_RELAXATION}; got {self.relaxation!r}.")
         if not (0 < self.slower <= 1 <= self.faster < float("inf") and self.least >= 0):
             told = f"slower={self.slower!r}, faster={self.faster!r}, least={self.least!r}"
             raise ParameterError(f"SafeStep needs 0 < slower ≤ 1 ≤ faster and least ≥ 0; got {told}.")
 
-    def meeting(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
+    def pair_step(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
         """Held back by the size of a pair on average."""
         return size * (1 / pace - 1), self.relaxation
 
-    def together(self, sweep: int, curvature: float, miss: float) -> float:
+    def simultaneous_step(self, sweep: int, curvature: float, residual_norm: float) -> float:
         """θ / (2 curvature + miss)."""
-        return min(1.0, self.relaxation) / (2 * curvature + miss or 1.0)
+        return min(1.0, self.relaxation) / (2 * curvature + residual_norm or 1.0)
 
-    def in_turn(self, sweep: int, curvature: float) -> float:
+    def alternating_step(self, sweep: int, curvature: float) -> float:
         """θ / curvature."""
         return min(1.0, self.relaxation) / (curvature or 1.0)
 
-    def paced(self, pace: float, sweep: int, before: float, after: float) -> float:
+    def next_pace(self, pace: float, sweep: int, before: float, after: float) -> float:
         """Slower where little was won, but not below 3 / (sweep + 6); else faster, up to where it began."""
         if after <= (1 - self.least) * before:
             return min(1.0, pace * self.faster)
@@ -224,12 +224,12 @@ KNOWN_SELF_PLAYS = "NoSelfPlay(), ShrinkSmallest() and ShrinkOthers()"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GameState:
     """How a game stands: W (n × k), Hᵀ (m × k), and the sum of e² that players saw in the last sweep."""
 
     W: Array
     Ht: Array
-    seen: float = float("nan")
+    squared_error: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +252,8 @@ class Game:
     leader: str | None = None
 
     def __post_init__(self) -> None:
-        _require_part(self.order, ("sweep", "plays_cells"), "order", KNOWN_ORDERS)
-        _require_part(self.step, ("meeting", "is_balanced"), "step", KNOWN_STEPS)
+        _require_protocol(self.order, ("sweep", "plays_cells"), "order", KNOWN_ORDERS)
+        _require_protocol(self.step, ("meeting", "is_balanced"), "step", KNOWN_STEPS)
         if not isinstance(self.self_play, SelfPlay):
             raise ParameterError(
                 f"self_play must be one of {KNOWN_SELF_PLAYS}; got {self.self_play!r}.", parameter="self_play"
@@ -277,7 +277,7 @@ class Game:
             "leader": self.leader,
         }
         try:
-            is_whole = game_from(settings) == self
+            is_whole = game_from_settings(settings) == self
         except (ParameterError, TypeError):
             is_whole = False
         return settings if is_whole else {"game": repr(self)}
@@ -285,38 +285,38 @@ class Game:
     def sweep(
         self,
         matrix: Matrix,
-        standing: Standing,
+        game_state: GameState,
         number: int,
         *,
         pace: float = 1.0,
-        miss: float = float("nan"),
-        draw: np.random.Generator | None = None,
+        residual_norm: float = float("nan"),
+        generator: np.random.Generator | None = None,
         columns: tuple[int, int] | None = None,
         row_size: float | None = None,
-    ) -> Standing:
+    ) -> GameState:
         """One sweep over all cells, or over those of a range of columns; what comes in is left as it is.
 
         `row_size` is ‖w‖² on average over all rows, where these are some of them: steps are then alike everywhere.
         """
         first, last = (0, matrix.shape[1]) if columns is None else columns
-        sizes = mean_size(standing.W) if row_size is None else row_size, mean_size(standing.Ht)
-        scale = even_scale(*sizes) if self.step.is_balanced else 1.0
-        W, Ht = standing.W * scale, standing.Ht / scale
+        sizes = mean_squared_norm(game_state.W) if row_size is None else row_size, mean_squared_norm(game_state.Ht)
+        scale = balancing_scale(*sizes) if self.step.is_balanced else 1.0
+        W, Ht = game_state.W * scale, game_state.Ht / scale
         size = sizes[0] * scale**2 + sizes[1] / scale**2
-        on = ReductionContext(number, self.step, pace, miss, draw, self.leader, size)
+        on = SweepContext(number, self.step, pace, residual_norm, generator, self.leader, size)
         seen = self.order.sweep(matrix, first, last, W, Ht, on)
         if scale != 1:
             W, Ht = W / scale, Ht * scale
         Ht[first:last] = self.self_play(Ht[first:last])
-        return Standing(W, Ht, seen)
+        return GameState(W, Ht, seen)
 
     @property
-    def way_out(self) -> str:
+    def divergence_advice(self) -> str:
         """What to change in a game that has diverged."""
         return "Check the scale of the data." if self.step.is_balanced else "Take a smaller step, or a safe one."
 
 
-def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
+def _require_protocol(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
     """An instance of something that can do what is needed, and no class, name or number."""
     if isinstance(part, type) or not all(hasattr(part, one) for one in needed):
         is_number = name == "step" and isinstance(part, Real) and not isinstance(part, bool)
@@ -324,17 +324,17 @@ def _require_part(part: object, needed: tuple[str, ...], name: str, choices: str
         raise ParameterError(f"{name} must be one of {choices}; got {part!r}.{hint}", parameter=name)
 
 
-def mean_size(factor: Array) -> float:
+def mean_squared_norm(factor: Array) -> float:
     """‖·‖² of the players on average."""
     return float(kernels.of(factor).inner(factor, factor)) / max(1, len(factor))
 
 
 def balance(W: Array, Ht: Array) -> float:
-    """`even_scale` of these players."""
-    return even_scale(mean_size(W), mean_size(Ht))
+    """`balancing_scale` of these players."""
+    return balancing_scale(mean_squared_norm(W), mean_squared_norm(Ht))
 
 
-def even_scale(row_size: float, column_size: float) -> float:
+def balancing_scale(row_size: float, column_size: float) -> float:
     """The power of two a for which players of a·W and H/a are of one size on average: scaling by it is exact.
 
     A step of η moves rows and columns in one unit, and a model's scale is arbitrary. Without rows or columns of any
@@ -345,7 +345,7 @@ def even_scale(row_size: float, column_size: float) -> float:
     return float(2.0 ** round(0.25 * (np.log2(column_size) - np.log2(row_size))))
 
 
-def first_weights(matrix: Matrix, Ht: Array) -> Array:
+def initial_weights(matrix: Matrix, Ht: Array) -> Array:
     """w_i = c·1 with the c ≥ 0 that fits row i best, from H and the row alone."""
     W = kernels.of(Ht).empty((matrix.shape[0], Ht.shape[1]), Ht)
     if isinstance(matrix, ObservedMatrix):
@@ -366,10 +366,10 @@ SELF_PLAYS = Choice({"none": NoSelfPlay(), "min": ShrinkSmallest(), "max": Shrin
 """What columns of H do alone, once a sweep."""
 
 SAFE = "safe"
-PACE = WordOrNumber(SAFE, Above(0))
+STEP_SIZES = WordOrNumber(SAFE, Above(0))
 """The step of a game: by the players' norms, or η."""
 
-SIDES = Choice.of(*(name for name in LEADERS if name is not None))
+LEADER_NAMES = Choice.of(*(name for name in LEADERS if name is not None))
 """Who moves first where two players meet."""
 
 
@@ -398,7 +398,7 @@ def compose_game(
     return Game(ORDERS.parse("order", "stratified" if order is None else order), pace, alone, leader)
 
 
-def game_from(settings: Mapping[str, Any]) -> Game:
+def game_from_settings(settings: Mapping[str, Any]) -> Game:
     """The game that `Game.settings` describes; parts that are left out are those of any game."""
     play, self_play = settings.get("play") or "stratified", settings.get("self_play") or "none"
     if play not in ORDERS.values or self_play not in SELF_PLAYS.values:
@@ -408,10 +408,10 @@ def game_from(settings: Mapping[str, Any]) -> Game:
     return compose_game(play, self_play=self_play, **parts)
 
 
-def game_from_file(settings: Mapping[str, Any]) -> Game | str:
+def game_solver_from_settings(settings: Mapping[str, Any]) -> Game | str:
     """The solver of a model that was learned by a game: "game" for the usual one, and where the file does not say."""
     try:
-        game = game_from(settings)
+        game = game_from_settings(settings)
     except (ParameterError, TypeError, ValueError):
         return "game"
     return "game" if game == Game() else game

@@ -28,42 +28,44 @@ if TYPE_CHECKING:
 LEADERS = {None: game.TOGETHER, "rows": game.ROW_LEADS, "columns": game.COLUMN_LEADS}
 CHUNK = 1 << 20
 """Cells of a random order whose values are gathered at a time."""
-MOST_SHUFFLED = 1 << 28
+MAX_SHUFFLED_CELLS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class PairStep:
     """How two players move when they meet: η, or a relaxation by their norms; and who of them moves first."""
 
     eta: float
     relaxation: float
     leader: str | None = None
 
-    def numbers(self, dtype: Any) -> tuple[Any, Any, int]:
+    def compiled_args(self, dtype: Any) -> tuple[Any, Any, int]:
         """As compiled code takes them."""
         kind = np.dtype(dtype).type
         return kind(self.eta), kind(self.relaxation), LEADERS[self.leader]
 
 
-class Board(Protocol):
+class GameCells(Protocol):
     """Cells that are played, row by row or in a random order; factors are changed in place."""
 
     @property
     def row_cells(self) -> np.ndarray:
         """How many cells the rows up to each have, from 0 to all (n + 1 numbers)."""
 
-    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, step: PairStep) -> float:
         """These rows against columns first … last − 1, row by row; returns Σ e² as players saw it."""
 
-    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+    def play_shuffled(
+        self, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
+    ) -> float:
         """All cells in columns first … last − 1, in a random order."""
 
-    def arranged(self, columns: Array) -> Board:
+    def with_column_order(self, columns: Array) -> GameCells:
         """The same cells with the columns in another order."""
 
 
 @singledispatch
-def board_of(matrix: Matrix) -> Board:
+def build_cells(matrix: Matrix) -> GameCells:
     """The board of a matrix in memory."""
     raise CompositionError(
         f"Single cells of a {type(matrix).__name__} cannot be played: that is for arrays and sparse matrices. "
@@ -72,7 +74,7 @@ def board_of(matrix: Matrix) -> Board:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseBoard:
+class DenseCells:
     """All cells of an array."""
 
     X: np.ndarray
@@ -81,19 +83,21 @@ class DenseBoard:
     def row_cells(self) -> np.ndarray:
         return np.arange(self.X.shape[0] + 1) * self.X.shape[1]
 
-    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, step: PairStep) -> float:
         columns = np.arange(first, last)
-        return float(game.play_dense(self.X, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
+        return float(game.play_dense(self.X, rows, columns, W, Ht, *step.compiled_args(W.dtype)))
 
-    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        return _play_all_cells(self.X, draw, first, last, W, Ht, meeting)
+    def play_shuffled(
+        self, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
+    ) -> float:
+        return _play_all_cells(self.X, generator, first, last, W, Ht, step)
 
-    def arranged(self, columns: Array) -> DenseBoard:
-        return DenseBoard(np.ascontiguousarray(self.X[:, columns]))
+    def with_column_order(self, columns: Array) -> DenseCells:
+        return DenseCells(np.ascontiguousarray(self.X[:, columns]))
 
 
 @dataclass(frozen=True, slots=True)
-class SparseBoard:
+class SparseCells:
     """All cells of a CSR matrix with ascending columns; those that are not stored are zeros, and played as such."""
 
     by_row: Any
@@ -102,20 +106,22 @@ class SparseBoard:
     def row_cells(self) -> np.ndarray:
         return np.arange(self.by_row.shape[0] + 1) * self.by_row.shape[1]
 
-    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, step: PairStep) -> float:
         side, columns = self.by_row, np.arange(first, last)
         entries = side.indptr, side.indices, side.data
-        return float(game.play_sparse(*entries, rows, columns, W, Ht, *meeting.numbers(W.dtype)))
+        return float(game.play_sparse(*entries, rows, columns, W, Ht, *step.compiled_args(W.dtype)))
 
-    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
-        return _play_all_cells(self.by_row, draw, first, last, W, Ht, meeting)
+    def play_shuffled(
+        self, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
+    ) -> float:
+        return _play_all_cells(self.by_row, generator, first, last, W, Ht, step)
 
-    def arranged(self, columns: Array) -> SparseBoard:
-        return SparseBoard(_arranged(self.by_row, columns))
+    def with_column_order(self, columns: Array) -> SparseCells:
+        return SparseCells(_select_columns(self.by_row, columns))
 
 
 @dataclass(frozen=True, slots=True)
-class KnownBoard:
+class ObservedCells:
     """The stored cells of a CSR matrix with ascending columns; players never meet over any other."""
 
     by_row: Any
@@ -124,46 +130,48 @@ class KnownBoard:
     def row_cells(self) -> np.ndarray:
         return np.asarray(self.by_row.indptr, np.int64)
 
-    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+    def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, step: PairStep) -> float:
         side = self.by_row
         entries = side.indptr, side.indices, side.data
-        return float(game.play_stored(*entries, rows, first, last, W, Ht, *meeting.numbers(W.dtype)))
+        return float(game.play_stored(*entries, rows, first, last, W, Ht, *step.compiled_args(W.dtype)))
 
-    def shuffle(self, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting) -> float:
+    def play_shuffled(
+        self, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
+    ) -> float:
         side = self.by_row
         rows = np.repeat(np.arange(side.shape[0]), np.diff(side.indptr))
         here = np.flatnonzero((side.indices >= first) & (side.indices < last))
-        order = here[_shuffled(draw, len(here))]
-        numbers = meeting.numbers(W.dtype)
+        order = here[_shuffled(generator, len(here))]
+        numbers = step.compiled_args(W.dtype)
         return float(game.play_cells(rows[order], side.indices[order], side.data[order], W, Ht, *numbers))
 
-    def arranged(self, columns: Array) -> KnownBoard:
-        return KnownBoard(_arranged(self.by_row, columns))
+    def with_column_order(self, columns: Array) -> ObservedCells:
+        return ObservedCells(_select_columns(self.by_row, columns))
 
 
-@board_of.register
-def _(matrix: DenseMatrix) -> Board:
+@build_cells.register
+def _(matrix: DenseMatrix) -> GameCells:
     is_plain = matrix.X.dtype in (np.float32, np.float64)
-    return DenseBoard(matrix.X if is_plain else matrix.X.astype(matrix.dtype))
+    return DenseCells(matrix.X if is_plain else matrix.X.astype(matrix.dtype))
 
 
-@board_of.register
-def _(matrix: SparseMatrix) -> Board:
-    return SparseBoard(matrix.by_row)
+@build_cells.register
+def _(matrix: SparseMatrix) -> GameCells:
+    return SparseCells(matrix.by_row)
 
 
-@board_of.register
-def _(matrix: ObservedMatrix) -> Board:
-    return KnownBoard(matrix.by_row)
+@build_cells.register
+def _(matrix: ObservedMatrix) -> GameCells:
+    return ObservedCells(matrix.by_row)
 
 
 def _play_all_cells(
-    X: Any, draw: np.random.Generator, first: int, last: int, W: Array, Ht: Array, meeting: Meeting
+    X: Any, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
 ) -> float:
     """All cells of an array or a CSR matrix in these columns, in a random order."""
     width = last - first
-    order = _shuffled(draw, X.shape[0] * width)
-    numbers, seen = meeting.numbers(W.dtype), 0.0
+    order = _shuffled(generator, X.shape[0] * width)
+    numbers, seen = step.compiled_args(W.dtype), 0.0
     for start in range(0, len(order), CHUNK):
         rows, columns = np.divmod(order[start : start + CHUNK], max(1, width))
         columns += first
@@ -171,19 +179,19 @@ def _play_all_cells(
     return seen
 
 
-def _arranged(by_row: Any, columns: Array) -> Any:
+def _select_columns(by_row: Any, columns: Array) -> Any:
     moved = by_row[:, columns].tocsr()
     moved.sort_indices()
     return moved
 
 
-def _shuffled(draw: np.random.Generator, count: int) -> np.ndarray:
-    if count > MOST_SHUFFLED:
+def _shuffled(generator: np.random.Generator, count: int) -> np.ndarray:
+    if count > MAX_SHUFFLED_CELLS:
         raise ParameterError(
-            f"A random order of {count:,} cells is too long a list to hold in memory (at most {MOST_SHUFFLED:,}). "
+            f"A random order of {count:,} cells is too long a list to hold in memory (at most {MAX_SHUFFLED_CELLS:,}). "
             "Take another order of play: a stratified one needs no list."
         )
-    return draw.permutation(count)
+    return generator.permutation(count)
 
 
 CELL_WORK = 192
@@ -191,7 +199,7 @@ CELL_WORK = 192
 
 
 @dataclass(frozen=True, slots=True)
-class ReductionContext:
+class SweepContext:
     """One sweep: its number, the pace of the step, how far W H is from X, randomness, who leads, and the size of a pair
     of players, ‖w‖² + ‖h‖², on average.
     """
@@ -199,15 +207,15 @@ class ReductionContext:
     sweep: int
     step: StepSize
     pace: float = 1.0
-    miss: float = float("nan")
-    draw: np.random.Generator | None = None
+    residual_norm: float = float("nan")
+    generator: np.random.Generator | None = None
     leader: str | None = None
     size: float = 0.0
 
     @property
-    def meeting(self) -> Meeting:
+    def pair_step(self) -> PairStep:
         """How two players move who meet."""
-        return Meeting(*self.step.meeting(self.sweep, self.pace, self.size), self.leader)
+        return PairStep(*self.step.pair_step(self.sweep, self.pace, self.size), self.leader)
 
 
 class Order(Protocol):
@@ -220,7 +228,7 @@ class Order(Protocol):
     def plays_cells(self) -> bool:
         """Whether players meet in pairs."""
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
         """One sweep."""
 
 
@@ -230,8 +238,8 @@ class Raster:
 
     plays_cells = True
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
-        return board_of(matrix).play(np.arange(len(W)), first, last, W, Ht, on.meeting)
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
+        return build_cells(matrix).play(np.arange(len(W)), first, last, W, Ht, context.pair_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +248,10 @@ class Shuffled:
 
     plays_cells = True
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
-        if on.draw is None:
-            raise ParameterError("A random order needs a generator to draw it from: sweep(…, draw=generator).")
-        return board_of(matrix).shuffle(on.draw, first, last, W, Ht, on.meeting)
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
+        if context.generator is None:
+            raise ParameterError("A random order needs a generator to draw it from: sweep(…, generator=…).")
+        return build_cells(matrix).play_shuffled(context.generator, first, last, W, Ht, context.pair_step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,32 +281,32 @@ class Stratified:
             if given is not None:
                 object.__setattr__(self, name, _labels(name, given))
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
         """Stratum after stratum; blocks of a stratum on as many threads as there are."""
-        board = board_of(matrix)
-        groups = self.row_groups(board)
+        cells = build_cells(matrix)
+        groups = self.row_groups(cells)
         if self.column_workers is None:
-            return self._strata(board, groups, self.column_cuts(first, last, len(groups)), W, Ht, on.meeting)
-        labels = self._ranked("column_workers", matrix.shape[1])
+            return self._strata(cells, groups, self.column_cuts(first, last, len(groups)), W, Ht, context.pair_step)
+        labels = self._worker_indices("column_workers", matrix.shape[1])
         if (first, last) != (0, matrix.shape[1]):
             raise CompositionError("column_workers is for play over all columns; parties are dealt out ranges of them.")
         order = np.argsort(labels, kind="stable")
         cuts = np.searchsorted(labels[order], np.arange(labels.max(initial=0) + 2)).tolist()
         moved = np.ascontiguousarray(Ht[order])
-        seen = self._strata(board.arranged(order), groups, cuts, W, moved, on.meeting)
+        seen = self._strata(cells.with_column_order(order), groups, cuts, W, moved, context.pair_step)
         Ht[order] = moved
         return seen
 
-    def row_groups(self, board: Board) -> list[np.ndarray]:
+    def row_groups(self, cells: GameCells) -> list[np.ndarray]:
         """The rows of each worker."""
-        cells = board.row_cells
-        n = len(cells) - 1
+        counts = cells.row_cells
+        n = len(counts) - 1
         if self.row_workers is not None:
-            labels = self._ranked("row_workers", n)
+            labels = self._worker_indices("row_workers", n)
             return [np.flatnonzero(labels == worker) for worker in range(labels.max(initial=0) + 1)]
         count = max(1, min(self.blocks, n))
-        goals = cells[-1] * np.arange(1, count) / count
-        cuts = [0, *np.searchsorted(cells, goals).tolist(), n]
+        goals = counts[-1] * np.arange(1, count) / count
+        cuts = [0, *np.searchsorted(counts, goals).tolist(), n]
         return [np.arange(a, max(a, b)) for a, b in pairwise(cuts)]
 
     def column_cuts(self, first: int, last: int, count: int) -> list[int]:
@@ -306,7 +314,7 @@ class Stratified:
         count = max(1, min(self.blocks if self.row_workers is None else count, last - first))
         return [first + (last - first) * b // count for b in range(count + 1)]
 
-    def _ranked(self, name: str, count: int) -> np.ndarray:
+    def _worker_indices(self, name: str, count: int) -> np.ndarray:
         """The workers of players, numbered from 0 among all workers that have any player."""
         given = getattr(self, name)
         if len(given) != count:
@@ -315,11 +323,17 @@ class Stratified:
         return np.searchsorted(workers, np.asarray(given, np.int64))
 
     def _strata(
-        self, board: Board, groups: Sequence[np.ndarray], cuts: Sequence[int], W: Array, Ht: Array, meeting: Meeting
+        self,
+        cells: GameCells,
+        groups: Sequence[np.ndarray],
+        cuts: Sequence[int],
+        W: Array,
+        Ht: Array,
+        step: PairStep,
     ) -> float:
         spans = list(pairwise(cuts))
         size = max(len(groups), len(spans))
-        work = CELL_WORK * W.shape[1] * float(board.row_cells[-1]) / size
+        work = CELL_WORK * W.shape[1] * float(cells.row_cells[-1]) / size
         seen = 0.0
         for shift in range(size):
             blocks = [
@@ -327,7 +341,7 @@ class Stratified:
             ]
 
             def play(start: int, stop: int, blocks: list[tuple[np.ndarray, tuple[int, int]]] = blocks) -> list[float]:
-                return [board.play(rows, *span, W, Ht, meeting) for rows, span in blocks[start:stop]]
+                return [cells.play(rows, *span, W, Ht, step) for rows, span in blocks[start:stop]]
 
             for parts in runtime.map_ranges(runtime.split_range(len(blocks), work), play):
                 for part in parts:
@@ -355,11 +369,11 @@ class Simultaneous:
 
     plays_cells = False
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
         _require_all(matrix, first, last)
-        miss = distance(matrix, W, Ht) if np.isnan(on.miss) else on.miss
-        eta = on.step.together(on.sweep, max(gram_norm(W), gram_norm(Ht)), miss)
-        pull_W, pull_H = row_pull(matrix, W, Ht), column_pull(matrix, W, Ht)
+        residual_norm = distance(matrix, W, Ht) if np.isnan(context.residual_norm) else context.residual_norm
+        eta = context.step.simultaneous_step(context.sweep, max(gram_norm(W), gram_norm(Ht)), residual_norm)
+        pull_W, pull_H = row_gradient(matrix, W, Ht), column_gradient(matrix, W, Ht)
         _move(W, pull_W, eta)
         _move(Ht, pull_H, eta)
         return float("nan")
@@ -371,28 +385,28 @@ class Alternating:
 
     plays_cells = False
 
-    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, on: ReductionContext) -> float:
+    def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
         _require_all(matrix, first, last)
-        _move(W, row_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(Ht)))
-        _move(Ht, column_pull(matrix, W, Ht), on.step.in_turn(on.sweep, gram_norm(W)))
+        _move(W, row_gradient(matrix, W, Ht), context.step.alternating_step(context.sweep, gram_norm(Ht)))
+        _move(Ht, column_gradient(matrix, W, Ht), context.step.alternating_step(context.sweep, gram_norm(W)))
         return float("nan")
 
 
-def row_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
+def row_gradient(matrix: Matrix, W: Array, Ht: Array) -> Array:
     """E Hᵀ (n × k) with E = X − W H, over known cells where some are not."""
     if isinstance(matrix, ObservedMatrix):
-        return _pull_known(matrix, W, Ht)
+        return _observed_gradient(matrix, W, Ht)
     return matrix.times(Ht) - W @ kernels.of(W).cast(kernels.of(Ht).gram(Ht), W)
 
 
-def column_pull(matrix: Matrix, W: Array, Ht: Array) -> Array:
+def column_gradient(matrix: Matrix, W: Array, Ht: Array) -> Array:
     """EᵀW (m × k)."""
     if isinstance(matrix, ObservedMatrix):
-        return _pull_known(matrix.transposed(), Ht, W)
+        return _observed_gradient(matrix.transposed(), Ht, W)
     return matrix.transposed_times(W) - Ht @ kernels.of(Ht).cast(kernels.of(W).gram(W), Ht)
 
 
-def _pull_known(matrix: ObservedMatrix, F: Array, other: Array) -> Array:
+def _observed_gradient(matrix: ObservedMatrix, F: Array, other: Array) -> Array:
     side, out = matrix.by_row, np.empty_like(F)
     work = float(CELL_WORK) * F.shape[1] * matrix.stored
     pieces = runtime.split_range(len(F), work, np.asarray(side.indptr, np.int64).tolist())
@@ -413,8 +427,8 @@ def distance(matrix: Matrix, W: Array, Ht: Array) -> float:
 
 def gram_norm(factor: Array) -> float:
     """‖FᵀF‖₂."""
-    on = kernels.of(factor)
-    return float(on.largest_eigenvalue(on.gram(factor)))
+    context = kernels.of(factor)
+    return float(context.largest_eigenvalue(context.gram(factor)))
 
 
 def _require_all(matrix: Matrix, first: int, last: int) -> None:

@@ -11,20 +11,20 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.kernels import numpy_backend
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.squared_error import SquaredError, least_penalised, start_rows
+from partsong.solvers.squared_error import SquaredError, optimal_scale, start_rows
 
-ANCHOR_EFFORT = 50_000_000
+MAX_ANCHOR_WORK = 50_000_000
 """Entries looked at × components, above which anchors are chosen on a sample of rows."""
 SAMPLE_BYTES = 32 << 20
 """A larger sample than this is taken only where fewer than three rows per component would remain."""
-DRAWN = 1 << 20
+DRAW_BLOCK = 1 << 20
 """Random numbers drawn together."""
 
 
 MOSTLY_ZERO = 0.1
-ENTRIES_LOOKED_AT = 1 << 18
+SAMPLED_ENTRIES = 1 << 18
 
-ROUNDING = 1e-6
+ROUNDING_LEVEL = 1e-6
 """Singular values below this share of the largest are taken for rounding."""
 
 
@@ -36,7 +36,7 @@ class InitialFactors:
     W: Array | None = None
 
 
-def balanced(matrix: Matrix, beginning: InitialFactors, solver: SquaredError) -> InitialFactors:
+def balanced(matrix: Matrix, initial: InitialFactors, solver: SquaredError) -> InitialFactors:
     """The same W H, with each component on the scale where its penalties are least; as it is without penalties on both.
 
         min over c > 0 of   c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c²
@@ -44,15 +44,15 @@ def balanced(matrix: Matrix, beginning: InitialFactors, solver: SquaredError) ->
     for c w_j and h_j / c, with a₁ = m l1_W ‖w_j‖₁, a₂ = m l2_W ‖w_j‖² and b₁, b₂ alike for h_j. A start says nothing
     about this scale, and on a wrong one the first penalised step sets components to zero for good.
     """
-    if not solver.has_scale:
-        return beginning
+    if not solver.penalties_fix_scale:
+        return initial
     plain = solver.without_penalties
-    W = beginning.W if beginning.W is not None else plain.solve_rows(matrix, beginning.Ht, exactly=False)
+    W = initial.W if initial.W is not None else plain.solve_rows(matrix, initial.Ht, exactly=False)
     n, m = matrix.shape
-    a, b = _terms(W, solver.penalty_W, m), _terms(beginning.Ht, solver.penalty_H, n)
-    scale = least_penalised(*a, *b)
+    a, b = _terms(W, solver.penalty_W, m), _terms(initial.Ht, solver.penalty_H, n)
+    scale = optimal_scale(*a, *b)
     up, down = (kernels.of(W).cast(values, W) for values in (scale, 1 / scale))
-    return InitialFactors(beginning.Ht * down, W * up)
+    return InitialFactors(initial.Ht * down, W * up)
 
 
 def _terms(factor: Array, penalty: Penalty, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +69,7 @@ def is_mostly_zero(matrix: Any) -> bool:
     n, m = matrix.shape
     if not hasattr(matrix, "X") or matrix.stored < n * m or n == 0:
         return bool(matrix.stored < MOSTLY_ZERO * n * m)
-    count = max(1, min(n, ENTRIES_LOOKED_AT // max(1, m)))
+    count = max(1, min(n, SAMPLED_ENTRIES // max(1, m)))
     few = matrix.rows(np.arange(count) * n // count).X
     return float((few != 0).sum()) < MOSTLY_ZERO * few.shape[0] * m
 
@@ -79,7 +79,7 @@ def random_columns(n_features: int, rank: int, generator: np.random.Generator, d
     return _uniform((n_features, rank), generator, dtype)
 
 
-def random_beginning(matrix: Matrix, rank: int, generator: np.random.Generator) -> InitialFactors:
+def random_init(matrix: Matrix, rank: int, generator: np.random.Generator) -> InitialFactors:
     """Random H; W starts from H and its own row."""
     return InitialFactors(matrix.native(random_columns(matrix.shape[1], rank, generator, _type_name(matrix))))
 
@@ -89,7 +89,7 @@ def _uniform(
 ) -> np.ndarray:
     """Entries from U(0, scale), drawn in float64 and some rows at a time."""
     out = np.empty(shape, dtype)
-    height = max(1, DRAWN // max(1, shape[1]))
+    height = max(1, DRAW_BLOCK // max(1, shape[1]))
     for start in range(0, shape[0], height):
         block = out[start : start + height]
         block[:] = generator.random(block.shape) * scale
@@ -118,7 +118,7 @@ def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Initia
 
 def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix:
     n = matrix.shape[0]
-    share = ANCHOR_EFFORT / max(1, matrix.stored * rank)
+    share = MAX_ANCHOR_WORK / max(1, matrix.stored * rank)
     wanted = max(10 * rank, int(n * share))
     if wanted >= n:
         return matrix
@@ -148,7 +148,7 @@ def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
     return np.array(chosen, dtype=np.int64)
 
 
-def double_svd(
+def nndsvd(
     matrix: Matrix,
     rank: int,
     generator: np.random.Generator,
@@ -163,7 +163,7 @@ def double_svd(
     hundredth of the mean). The SVD is a randomized one with `power` passes over X.
     """
     U, values, V = _randomized_svd(matrix, rank, generator, power)
-    values = values[values > ROUNDING * values.max(initial=0.0)]
+    values = values[values > ROUNDING_LEVEL * values.max(initial=0.0)]
     W = np.zeros((matrix.shape[0], rank), U.dtype)
     Ht = np.zeros((matrix.shape[1], rank), U.dtype)
     for j in range(len(values)):

@@ -16,14 +16,14 @@ from partsong.data.conversion import to_values
 from partsong.errors import DataError, ParameterError, ShapeError
 from partsong.kernels import lda as compiled_lda
 
-TYPICAL = 10
+TYPICAL_ITERATIONS = 10
 """Iterations that a document takes, to judge whether threads are worth it."""
 DIGAMMA_COST = 12
 """What exp ψ costs, in multiply-adds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inferred:
+class InferenceResult:
     """γ (n × k); expected counts of words by topic, Σ_d count_dw φ_dwl (V × k); the documents' terms of the bound."""
 
     gamma: np.ndarray
@@ -32,7 +32,7 @@ class Inferred:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicRows:
+class TopicInference:
     """q(θ_d) = Dirichlet(γ_d) of each document, from its own words and B alone (Blei, Ng & Jordan, 2003, eq. 6 and 7):
 
         φ_dw ∝ exp(E[log θ_d]) ∘ B_w,      γ_d ← α + Σ_w count_dw φ_dw,      from γ_d = 1
@@ -55,9 +55,9 @@ class TopicRows:
                 f"got {self.iterations} and {self.tolerance}."
             )
 
-    def infer(self, matrix: Matrix, B: np.ndarray, gamma: np.ndarray | None = None) -> Inferred:
+    def infer(self, matrix: Matrix, B: np.ndarray, gamma: np.ndarray | None = None) -> InferenceResult:
         """γ, from the one given, and the sums over documents that a model of topics needs; B is (V × k)."""
-        rows, B = _fitting(matrix, B)
+        rows, B = _kernel_args(matrix, B)
         start = np.ones((rows.shape[0], B.shape[1])) if gamma is None else np.array(gamma, np.float64)
         if start.shape != (rows.shape[0], B.shape[1]):
             raise ShapeError(
@@ -67,14 +67,14 @@ class TopicRows:
 
         def work(first: int, last: int) -> tuple[np.ndarray, float]:
             sums = np.zeros(B.shape)
-            return sums, self._settle(rows, B, start, sums, (first, last))
+            return sums, self._infer_piece(rows, B, start, sums, (first, last))
 
         (counts, bound), *others = runtime.map_ranges(self._pieces(rows, B.shape[1]), work)
         for more, part in others:
             counts += more
             bound += part
         counts *= B
-        return Inferred(start, counts, bound)
+        return InferenceResult(start, counts, bound)
 
     def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array:
         """θ (n × k), each row γ_d over its sum, for topics H whose rows are first scaled to sum to one.
@@ -87,12 +87,16 @@ class TopicRows:
 
     def shares(self, matrix: Matrix, B: np.ndarray) -> np.ndarray:
         """θ = γ / Σγ (n × k) for B (V × k) as it is."""
-        rows, B = _fitting(matrix, B)
+        rows, B = _kernel_args(matrix, B)
         gamma, nothing = np.ones((rows.shape[0], B.shape[1])), np.empty((0, B.shape[1]))
-        runtime.map_ranges(self._pieces(rows, B.shape[1]), lambda a, b: self._settle(rows, B, gamma, nothing, (a, b)))
+        runtime.map_ranges(
+            self._pieces(rows, B.shape[1]), lambda a, b: self._infer_piece(rows, B, gamma, nothing, (a, b))
+        )
         return gamma / gamma.sum(axis=1, keepdims=True)
 
-    def _settle(self, rows: Any, B: np.ndarray, gamma: np.ndarray, sums: np.ndarray, piece: tuple[int, int]) -> float:
+    def _infer_piece(
+        self, rows: Any, B: np.ndarray, gamma: np.ndarray, sums: np.ndarray, piece: tuple[int, int]
+    ) -> float:
         first, last = piece
         settings = (int(self.iterations), float(self.tolerance))
         entries = rows.indptr, rows.indices, rows.data
@@ -101,10 +105,10 @@ class TopicRows:
 
     def _pieces(self, rows: Any, k: int) -> list[tuple[int, int]]:
         effort = rows.indptr.astype(np.int64) * 4 + np.arange(rows.shape[0] + 1, dtype=np.int64) * DIGAMMA_COST
-        return runtime.split_range(rows.shape[0], float(TYPICAL * k) * float(effort[-1]), effort)
+        return runtime.split_range(rows.shape[0], float(TYPICAL_ITERATIONS * k) * float(effort[-1]), effort)
 
 
-def _fitting(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
+def _kernel_args(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
     """Documents and B (V × k) as kernels take them, which do not look whether sizes fit."""
     rows, topics = word_counts(matrix), np.ascontiguousarray(B, np.float64)
     if topics.ndim != 2 or topics.shape[0] != rows.shape[1]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from partsong.core.interfaces import Matrix
 from partsong.solvers.coupling import Coupling, ProximalAnchor
-from partsong.solvers.fused_steps import longest_call, take_fused_steps
+from partsong.solvers.fused_steps import max_fused_steps, take_fused_steps
 from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
 from partsong.solvers.update_rules import NoExtrapolation
 
@@ -26,7 +26,7 @@ def run_local_steps(
     take them singly. Both are the same computation up to rounding.
     """
     is_plain = isinstance(solver.momentum, NoExtrapolation) and rows.W is not None
-    if not is_plain or not longest_call(matrix, solver.rule, coupling, columns.Ht):
+    if not is_plain or not max_fused_steps(matrix, solver.rule, coupling, columns.Ht):
         return run_steps_one_by_one(solver, matrix, rows, columns, coupling, anchor, count)
     memories = rows.memory or solver.rule.init(rows.W), columns.memory
     penalties = solver.penalty_W, solver.penalty_H

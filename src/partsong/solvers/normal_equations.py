@@ -100,7 +100,7 @@ class RuleState:
         zero = kernels.of(factor).scalar(0, factor)
         return RuleState(zero, previous, zero)
 
-    def beside(self, example: Array) -> RuleState:
+    def cast_like(self, example: Array) -> RuleState:
         """In the number type and place of an array."""
         on = kernels.of(example)
         previous = None if self.previous is None else on.cast(self.previous, example)
@@ -119,9 +119,9 @@ class RuleState:
         return RuleState(self.count + by, previous, self.scale)
 
 
-class PlainRule(Protocol):
+class CompilableRule(Protocol):
     """A rule whose step compiled code knows; a subclass is such a rule only if it says so itself."""
 
     @property
-    def compiled_move(self) -> StepRule | None:
+    def compiled_step(self) -> StepRule | None:
         """The step, or None where a setting of the rule is not among what compiled code knows."""

@@ -19,7 +19,7 @@ ROW_COST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedRows:
+class ObservedRowSolver:
     """w_i = argmin over w ≥ 0 of ½ Σ_j (x_ij − w·h_j)² + c_i (l1 ‖w‖₁ + ½ l2 ‖w‖²) over the c_i known cells j of row i.
 
     Where all cells are known this is what `complete` solves, and matrices of any other kind are left to it. Penalties
@@ -44,14 +44,14 @@ class ObservedRows:
         """W (n × k) for Hᵀ (m × k), in the type of Hᵀ; a row without a known cell gets zeros."""
         if not isinstance(matrix, ObservedMatrix):
             return self.complete.solve_rows(matrix, Ht, exactly=exactly)
-        return _respond(matrix, Ht, self.complete.penalty_W, exactly)
+        return _solve_observed_rows(matrix, Ht, self.complete.penalty_W, exactly)
 
     def solve_columns(self, matrix: ObservedMatrix, W: Array, *, exactly: bool = True) -> Array:
         """Hᵀ (m × k) for W (n × k): the same on the transpose, with the penalty on H."""
-        return _respond(matrix.transposed(), W, self.complete.penalty_H, exactly)
+        return _solve_observed_rows(matrix.transposed(), W, self.complete.penalty_H, exactly)
 
 
-def _respond(matrix: ObservedMatrix, Ht: np.ndarray, penalty: Penalty, exactly: bool) -> np.ndarray:
+def _solve_observed_rows(matrix: ObservedMatrix, Ht: np.ndarray, penalty: Penalty, exactly: bool) -> np.ndarray:
     """One exact solve per row, from its own normal equations in float64; threads share out the rows."""
     if Ht.ndim != 2 or Ht.shape[0] != matrix.shape[1]:
         raise ShapeError(

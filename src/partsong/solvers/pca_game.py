@@ -29,7 +29,7 @@ from partsong.errors import ParameterError
 
 PLAYS = ("sequential", "simultaneous")
 
-NOTHING = 4 * float(np.finfo(np.float64).eps)
+ROUNDING = 4 * float(np.finfo(np.float64).eps)
 """A variance, as a share of the largest one, that is nothing but rounding."""
 
 Covariance = Callable[[np.ndarray], np.ndarray]
@@ -37,7 +37,7 @@ Covariance = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class PlayerView:
     """What player i decides on: its v and M v, its parents' V (d × i) and M V, and the largest variance of these.
 
     A parent's v_l is known up to rounding of M, which is that of λ_1; a child's gradient is known up to what this makes
@@ -45,37 +45,37 @@ class View:
     """
 
     v: np.ndarray
-    pulled: np.ndarray
+    MV: np.ndarray
     parents: np.ndarray
-    parents_pulled: np.ndarray
+    parents_MV: np.ndarray
     largest: float
 
     @property
     def variances(self) -> np.ndarray:
         """⟨v_l, M v_l⟩ of the parents; infinite where it is nothing, so that its inverse is zero."""
-        found = np.einsum("dl,dl->l", self.parents, self.parents_pulled)
-        return np.where(found > NOTHING * self.largest, found, np.inf)
+        found = np.einsum("dl,dl->l", self.parents, self.parents_MV)
+        return np.where(found > ROUNDING * self.largest, found, np.inf)
 
     @property
     def floor(self) -> float:
         """The length of half a gradient that is nothing but rounding."""
-        return NOTHING * self.largest * (self.largest / float(self.variances.min(initial=self.largest)))
+        return ROUNDING * self.largest * (self.largest / float(self.variances.min(initial=self.largest)))
 
-    def response(self, v: np.ndarray, pulled: np.ndarray) -> np.ndarray:
+    def response(self, v: np.ndarray, MV: np.ndarray) -> np.ndarray:
         """A_i v, for any v with its M v."""
-        return pulled - self.parents_pulled @ ((v @ self.parents_pulled) / self.variances)
+        return MV - self.parents_MV @ ((v @ self.parents_MV) / self.variances)
 
-    def utility(self, v: np.ndarray, pulled: np.ndarray) -> float:
+    def utility(self, v: np.ndarray, MV: np.ndarray) -> float:
         """u_i(v) = ⟨v, A_i v⟩."""
-        return float(v @ self.response(v, pulled))
+        return float(v @ self.response(v, MV))
 
     def gradient(self) -> tuple[float, np.ndarray]:
         """u_i where the player stands, and its gradient on the sphere, 2 (A_i v − u_i v)."""
-        response = self.response(self.v, self.pulled)
+        response = self.response(self.v, self.MV)
         utility = float(self.v @ response)
         return utility, 2 * (response - utility * self.v)
 
-    def shift(self) -> float:
+    def safe_shift(self) -> float:
         """c ≥ 0 with A_i + c I ⪰ 0; zero where parents do not overlap, as at the equilibrium.
 
         Let Y have the columns M v_l / √⟨v_l, M v_l⟩, and G the overlaps ⟨v_l, M v_m⟩ / √(⟨v_l, M v_l⟩ ⟨v_m, M v_m⟩).
@@ -87,11 +87,11 @@ class View:
         if alive.size < 2:
             return 0.0
         scale = 1 / np.sqrt(variances[alive])
-        pulled = self.parents_pulled[:, alive] * scale
-        overlaps = (self.parents[:, alive] * scale).T @ pulled
+        MV = self.parents_MV[:, alive] * scale
+        overlaps = (self.parents[:, alive] * scale).T @ MV
         gammas, Z = np.linalg.eigh((overlaps + overlaps.T) / 2)
-        turned = np.linalg.qr(pulled, mode="r") @ Z
-        bound = (turned * (1 - 1 / np.maximum(gammas, NOTHING))) @ turned.T
+        turned = np.linalg.qr(MV, mode="r") @ Z
+        bound = (turned * (1 - 1 / np.maximum(gammas, ROUNDING))) @ turned.T
         return max(0.0, float(np.linalg.eigvalsh(bound)[-1]))
 
 
@@ -100,26 +100,26 @@ class Profile:
     """All players' vectors V (d × k) and M V."""
 
     V: np.ndarray
-    pulled: np.ndarray
+    MV: np.ndarray
 
     @property
     def variances(self) -> np.ndarray:
         """⟨v_i, M v_i⟩ for each player."""
-        return np.asarray(np.einsum("di,di->i", self.V, self.pulled))
+        return np.asarray(np.einsum("di,di->i", self.V, self.MV))
 
     @property
     def is_finite(self) -> bool:
         """Whether all of it is numbers."""
-        return bool(np.isfinite(self.V).all() and np.isfinite(self.pulled).all())
+        return bool(np.isfinite(self.V).all() and np.isfinite(self.MV).all())
 
-    def view(self, i: int) -> View:
+    def view(self, i: int) -> PlayerView:
         """What player i sees: itself and its parents, never its children."""
         largest = float(self.variances[: i + 1].max())
-        return View(self.V[:, i], self.pulled[:, i], self.V[:, :i], self.pulled[:, :i], largest)
+        return PlayerView(self.V[:, i], self.MV[:, i], self.V[:, :i], self.MV[:, :i], largest)
 
     def utilities(self) -> np.ndarray:
         """u_i of every player."""
-        return np.array([view.utility(view.v, view.pulled) for view in map(self.view, range(self.V.shape[1]))])
+        return np.array([view.utility(view.v, view.MV) for view in map(self.view, range(self.V.shape[1]))])
 
     def residuals(self) -> np.ndarray:
         """‖∇ u_i‖ / 2 u_i = ‖A_i v_i − u_i v_i‖ / u_i of every player, rounding taken off: zero at equilibrium."""
@@ -138,7 +138,7 @@ class EigenGame:
     In "sequential" play parents move first, and children see where they went; in "simultaneous" play all players answer
     the profile as it stood. `step` is α, divided by 1 + `decay` · t in move t = 0, 1, …; None takes the safe step
 
-        α_i = 1 / (2 (u_i + c_i)),     c_i as in `View.shift`.
+        α_i = 1 / (2 (u_i + c_i)),     c_i as in `PlayerView.safe_shift`.
 
     v + α ∇ is (A_i + s I) v times 2 α, with s = 1/(2 α) − u_i: a move is a turn of power iteration, shifted by s. Where
     A_i + s I ⪰ 0 such a turn never lowers ⟨v, A_i v⟩ = u_i. The safe step is the longest that is known to be so:
@@ -173,22 +173,22 @@ class EigenGame:
             return play(profile, covariance, self.decay * time)
 
     def _in_turn(self, profile: Profile, covariance: Covariance, decayed: float) -> Profile:
-        fresh = Profile(profile.V.copy(), profile.pulled.copy())
+        fresh = Profile(profile.V.copy(), profile.MV.copy())
         for i in range(profile.V.shape[1]):
             fresh.V[:, i] = self._turn(fresh.view(i), decayed)
-            fresh.pulled[:, i] = covariance(fresh.V[:, [i]])[:, 0]
+            fresh.MV[:, i] = covariance(fresh.V[:, [i]])[:, 0]
         return fresh
 
     def _at_once(self, profile: Profile, covariance: Covariance, decayed: float) -> Profile:
         V = np.column_stack([self._turn(profile.view(i), decayed) for i in range(profile.V.shape[1])])
         return Profile(V, covariance(V))
 
-    def _turn(self, view: View, decayed: float) -> np.ndarray:
+    def _turn(self, view: PlayerView, decayed: float) -> np.ndarray:
         """Where a player goes to; it stays where all is rounding."""
         utility, gradient = view.gradient()
         if _length(gradient) <= 2 * view.floor:
             return view.v
-        step = 1 / (2 * max(utility + view.shift(), view.floor)) if self.step is None else self.step
+        step = 1 / (2 * max(utility + view.safe_shift(), view.floor)) if self.step is None else self.step
         moved = view.v + step / (1 + decayed) * gradient
         return moved / _length(moved)
 
@@ -211,7 +211,7 @@ class PassRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class GameResult:
     """How a game ended; the profile is the last, or that of the largest total utility where it did not converge."""
 
     profile: Profile
@@ -220,7 +220,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class GameRun:
     """A game of `rank` players over at most `max_iter` passes; converged once all residuals are at most `tol`.
 
     With a `batch_size`, rows are dealt anew in each pass, evenly, to n // batch_size batches of at least that many, and
@@ -239,7 +239,7 @@ class Match:
         data: CenteredMatrix,
         watch: Callable[[PassRow], None] = lambda row: None,
         is_interrupted: Callable[[], bool] = lambda: False,
-    ) -> Played:
+    ) -> GameResult:
         """From random vectors to the end; the same bytes for the same seed."""
         began = time.perf_counter()
         history: list[PassRow] = []
@@ -249,7 +249,7 @@ class Match:
         for index in range(self.max_iter):
             profile = self._pass(data, profile, index)
             if not profile.is_finite:
-                return Played(best, Outcome.DIVERGED, tuple(history))
+                return GameResult(best, Outcome.DIVERGED, tuple(history))
             utilities, residuals = profile.utilities(), profile.residuals()
             if (total := float(utilities.sum())) >= most:
                 best, most = profile, total
@@ -257,10 +257,10 @@ class Match:
             history.append(row)
             watch(row)
             if self.tol > 0 and row.residual <= self.tol:
-                return Played(profile, Outcome.CONVERGED, tuple(history))
+                return GameResult(profile, Outcome.CONVERGED, tuple(history))
             if is_interrupted():
-                return Played(profile, Outcome.INTERRUPTED, tuple(history))
-        return Played(profile if self.game.step is None else best, Outcome.MAX_ROUNDS, tuple(history))
+                return GameResult(profile, Outcome.INTERRUPTED, tuple(history))
+        return GameResult(profile if self.game.step is None else best, Outcome.MAX_ROUNDS, tuple(history))
 
     def _pass(self, data: CenteredMatrix, profile: Profile, index: int) -> Profile:
         if self.batch_size is None:

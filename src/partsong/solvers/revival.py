@@ -14,7 +14,7 @@ from partsong.core.streams import stream
 
 @state("squared-error.trial")
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RevivalState:
     """A split that is being tried: Hᵀ before it (None: no trial is on), its objective, steps so far, trials so far."""
 
     before: Array | None = None
@@ -36,7 +36,7 @@ class Revival:
     patience: int = 15
     most: int = 3
 
-    def is_due(self, trial: Trial, sizes: np.ndarray, before: float, now: float) -> bool:
+    def is_due(self, trial: RevivalState, sizes: np.ndarray, before: float, now: float) -> bool:
         """Whether to split now; `sizes` (k) are ‖w_j‖ ‖h_j‖, and the objective has fallen from `before` to `now`."""
         is_slow = before - now <= self.slow * abs(now)
         some_are_zero = 0 < int((sizes == 0).sum()) < len(sizes)
@@ -53,6 +53,6 @@ class Revival:
             values[:, source] *= ~goes
         return kernels.of(Ht).cast(values, Ht)
 
-    def is_won(self, trial: Trial, now: float) -> bool:
+    def is_improved(self, trial: RevivalState, now: float) -> bool:
         """Whether the split has led below where it began, by more than such steps gain."""
         return now < trial.objective - self.slow * abs(trial.objective)

@@ -57,16 +57,16 @@ def first_rows(equations: NormalEquations) -> Array:
     return start_rows(equations.gram, equations.cross).clip(min=0)
 
 
-def take_sketched_turns(
+def run_sketched_steps(
     solver: SquaredError,
     matrix: Matrix,
     rows: RowState,
     columns: ColumnState,
     coupling: Coupling,
-    tether: ProximalAnchor,
+    anchor: ProximalAnchor,
     draws: Iterable[Operator],
 ) -> tuple[RowState, ColumnState]:
-    """For each S drawn: W ← rule(W; H) exactly, then H ← rule(H; SᵀW, SᵀX), pulled to the tether."""
+    """For each S drawn: W ← rule(W; H) exactly, then H ← rule(H; SᵀW, SᵀX), pulled to the anchor."""
     n, m = matrix.shape
     for S in draws:
         memory = rows.memory or solver.rule.init(rows.W)
@@ -74,6 +74,6 @@ def take_sketched_turns(
         W, memory = solver.rule.step(rows.W, for_W, memory)
         rows = RowState(W, None, memory)
         for_H = sketched_columns(matrix, S, W).penalised(solver.penalty_H, n)
-        Ht, after, tether = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, tether)
+        Ht, after, anchor = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, anchor)
         columns = replace(columns, Ht=Ht, point=Ht, memory=after)
     return rows, columns

@@ -20,9 +20,9 @@ from partsong.core.interfaces import Array, ArraySpec, Layout, Matrix, Shard, Su
 from partsong.core.parameters import real_number
 from partsong.core.states import state
 from partsong.errors import ParameterError
-from partsong.solvers.fused_steps import longest_call, take_fused_steps
+from partsong.solvers.fused_steps import max_fused_steps, take_fused_steps
 from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
-from partsong.solvers.revival import Revival, Trial
+from partsong.solvers.revival import Revival, RevivalState
 from partsong.solvers.update_rules import (
     RULES,
     SWEEPS,
@@ -32,10 +32,10 @@ from partsong.solvers.update_rules import (
     NoExtrapolation,
 )
 
-KNOWN = {"float64": 1e-13, "float32": 1e-8}
+DETECTABLE_ERROR = {"float64": 1e-13, "float32": 1e-8}
 """The least squared error, as a share of ‖X‖², that sums can tell from zero."""
 
-TRUSTED = {"float64": 1e-11, "float32": 1e-5}
+RELIABLE_ERROR = {"float64": 1e-11, "float32": 1e-5}
 """A squared error, as a share of ‖X‖², that sums tell well."""
 
 REVIVAL = Revival()
@@ -77,7 +77,7 @@ class ColumnState:
     pace: MomentumState
     squared_error: Array
     basis: tuple[Array, Array]
-    trial: Trial = Trial()
+    trial: RevivalState = RevivalState()
     reported: Array | None = None
     is_unscaled: bool = False
     scale: Array | None = None
@@ -92,13 +92,15 @@ class ColumnState:
         """‖X‖² of the latest sums."""
         return self.basis[1]
 
-    def beside(self, example: Array) -> ColumnState:
+    def cast_like(self, example: Array) -> ColumnState:
         """In the number type and place of an array: H follows the sums, and before the first it cannot know these."""
         if type(self.Ht) is type(example) and self.Ht.dtype == example.dtype and _device(self.Ht) == _device(example):
             return self
         on = kernels.of(example)
         Ht, point = on.cast(self.Ht, example), on.cast(self.point, example)
-        return replace(self, Ht=Ht, point=point, memory=self.memory.beside(example), pace=self.pace.beside(example))
+        return replace(
+            self, Ht=Ht, point=point, memory=self.memory.cast_like(example), pace=self.pace.cast_like(example)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class SquaredError:
         return bool(self.penalty_W or self.penalty_H)
 
     @property
-    def has_scale(self) -> bool:
+    def penalties_fix_scale(self) -> bool:
         """Whether penalties on both factors tell how to share out the scale of a component."""
         return bool(self.penalty_W and self.penalty_H)
 
@@ -196,7 +198,7 @@ class SquaredError:
     def begin(self, Ht: Array, *, is_scaled: bool = True) -> ColumnState:
         """The shared half before the first step; a random start is not `is_scaled`, which matters under penalties."""
         unknown = kernels.of(Ht).scalar(float("nan"), Ht)
-        pace, is_unscaled = self.momentum.begin(Ht), self.has_scale and not is_scaled
+        pace, is_unscaled = self.momentum.begin(Ht), self.penalties_fix_scale and not is_scaled
         return ColumnState(Ht, Ht, self.rule.init(Ht), pace, unknown, (unknown, unknown), is_unscaled=is_unscaled)
 
     def begin_rows(self, shard: Shard, layout: Layout, W: Array | None = None) -> RowState:
@@ -243,7 +245,7 @@ class SquaredError:
     ) -> RowPass:
         """The pass from a point Hᵀ (m × k); `amount` and `restart` are 0-d, and `place` (n × k) is memory for A."""
         is_first = (
-            rows.W is None and self.has_scale
+            rows.W is None and self.penalties_fix_scale
         )  # the scale of a start says nothing: on a wrong one W would be zero
         solver = self.without_penalties if is_first else self
         return solver._row_pass(facts, rows, Ht, amount, restart, place, has_mass=bool(self.penalty_W.l1))
@@ -334,12 +336,12 @@ class SquaredError:
 
     def column_step(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
         """H ← rule(H; WᵀW, WᵀX), from sums alone, taken or taken back, and the point to step from next."""
-        columns = columns.beside(sums["cross"])
+        columns = columns.cast_like(sums["cross"])
         if columns.is_unscaled:
-            return self._settle_scale(columns, sums)
+            return self._choose_scale(columns, sums)
         proposed = self._step_and_objective(columns, sums)
         del sums  # as large as H, and not needed for its extrapolation
-        return self._settle(columns, proposed)
+        return self._accept_or_revert(columns, proposed)
 
     def column_equations(self, sums: Mapping[str, Array]) -> NormalEquations:
         """The problem that sums state for Hᵀ, in the type of the cross product."""
@@ -370,7 +372,7 @@ class SquaredError:
         on_H = self.penalty_H.l1 * kernels.of(Ht).total(Ht) + 0.5 * self.penalty_H.l2 * gram.diagonal().sum()
         return Ht.shape[0] * on_W + sums["rows"] * on_H
 
-    def _settle(self, columns: ColumnState, proposed: ProposedStep) -> ColumnState:
+    def _accept_or_revert(self, columns: ColumnState, proposed: ProposedStep) -> ColumnState:
         """The step taken or taken back, as the objective says."""
         on, pace = kernels.of(proposed.Ht), columns.pace
         is_same = (proposed.basis[0] == columns.basis[0]) & (proposed.basis[1] == columns.basis[1])
@@ -384,9 +386,9 @@ class SquaredError:
                 is_back | is_plain, lambda: Ht, lambda: on.extrapolate(proposed.Ht, columns.Ht, pace.amount)
             )
         state = ColumnState(Ht, point, proposed.memory, after, proposed.squared_error, proposed.basis, columns.trial)
-        return state if proposed.sizes is None else self._tried(state, proposed, least)
+        return state if proposed.sizes is None else self._advance_trial(state, proposed, least)
 
-    def _tried(self, after: ColumnState, proposed: ProposedStep, before: Array) -> ColumnState:
+    def _advance_trial(self, after: ColumnState, proposed: ProposedStep, before: Array) -> ColumnState:
         """Under penalties: begin a trial of components that are zero, go on with it, or end it.
 
         Trials are decided on the host: a penalised fit on a device waits for it once an iteration.
@@ -394,25 +396,25 @@ class SquaredError:
         trial, sizes = after.trial, proposed.sizes
         assert sizes is not None
         if trial.before is not None:
-            if REVIVAL.is_won(trial, float(after.pace.objective)):
-                return replace(after, trial=Trial(count=trial.count + 1))
+            if REVIVAL.is_improved(trial, float(after.pace.objective)):
+                return replace(after, trial=RevivalState(count=trial.count + 1))
             if trial.steps < REVIVAL.patience:
                 return replace(after, trial=replace(trial, steps=trial.steps + 1))
-            return self._begun_again(after, trial.before, Trial(count=trial.count + 1))
+            return self._restart_from(after, trial.before, RevivalState(count=trial.count + 1))
         now = float(proposed.objective)
         if after.pace.must_restart or not REVIVAL.is_due(trial, sizes, float(before), now):
             return after
         split = REVIVAL.split(after.Ht, sizes, trial.count)
-        return self._begun_again(after, split, Trial(after.Ht, now, 0, trial.count))
+        return self._restart_from(after, split, RevivalState(after.Ht, now, 0, trial.count))
 
-    def _begun_again(self, after: ColumnState, Ht: Array, trial: Trial) -> ColumnState:
+    def _restart_from(self, after: ColumnState, Ht: Array, trial: RevivalState) -> ColumnState:
         """Step from another Hᵀ next; the model stays what the sums were about."""
         start = self.begin(Ht)
         return replace(
-            after, point=Ht, memory=start.memory, pace=_restarting(start.pace), trial=trial, reported=after.objective
+            after, point=Ht, memory=start.memory, pace=_with_restart(start.pace), trial=trial, reported=after.objective
         )
 
-    def _settle_scale(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
+    def _choose_scale(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
         """The first step of H, on the error alone, and the scale c on which penalties of c W and H / c are least."""
         moved = self.without_penalties._step_and_objective(columns, sums)
         on, n, m = kernels.of(moved.Ht), float(sums["rows"]), moved.Ht.shape[0]
@@ -420,12 +422,12 @@ class SquaredError:
         a = m * self.penalty_W.l1 * mass, m * self.penalty_W.l2 * squares
         size, energy = float(on.total(moved.Ht)), float(on.inner(moved.Ht, moved.Ht))
         b = n * self.penalty_H.l1 * size, n * self.penalty_H.l2 * energy
-        scale = float(least_penalised(*(np.array([term]) for term in (*a, *b)))[0])
+        scale = float(optimal_scale(*(np.array([term]) for term in (*a, *b)))[0])
         start = self.begin(moved.Ht * on.cast(np.array(1 / scale), moved.Ht))
         penalties = scale * a[0] + 0.5 * scale**2 * a[1] + b[0] / scale + 0.5 * b[1] / scale**2
         return replace(
             start,
-            pace=_restarting(start.pace),
+            pace=_with_restart(start.pace),
             squared_error=moved.squared_error,
             basis=moved.basis,
             reported=0.5 * moved.squared_error + penalties,
@@ -440,13 +442,13 @@ class SquaredError:
 
         For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
         of it, and to 1e-7 where sparse rows have fewer entries than there are components: an error of 1e-3 to about
-        1e-5 (1e-4). What is below `KNOWN` cannot be told from sums, and is stated as that.
+        1e-5 (1e-4). What is below `DETECTABLE_ERROR` cannot be told from sums, and is stated as that.
         """
         norm, error = float(columns.squared_norm), float(columns.squared_error)
         if norm <= 0:
             return {"relative_error": 0.0, "objective": 0.0}
         squared = error / norm
-        stated = max(squared, KNOWN["float32" if "float32" in str(columns.Ht.dtype) else "float64"])
+        stated = max(squared, DETECTABLE_ERROR["float32" if "float32" in str(columns.Ht.dtype) else "float64"])
         penalties = 2 * float(columns.objective) / norm - squared
         return {"relative_error": math.sqrt(stated), "objective": stated + penalties}
 
@@ -485,7 +487,7 @@ class SquaredError:
         """
         fused = count - 1
         is_plain = not self.is_penalised and isinstance(self.momentum, NoExtrapolation) and rows.W is not None
-        if fused > 0 and is_plain and longest_call(X, self.rule, None, columns.Ht):
+        if fused > 0 and is_plain and max_fused_steps(X, self.rule, None, columns.Ht):
             memories = rows.memory or self.rule.init(rows.W), columns.memory
             penalties, factors = (self.penalty_W, self.penalty_H), (rows.W, columns.Ht)
             W, Ht, of_W, of_H = take_fused_steps(X, self.rule, penalties, factors, memories, fused)
@@ -498,7 +500,7 @@ class SquaredError:
         return rows, columns
 
 
-def _restarting(pace: MomentumState) -> MomentumState:
+def _with_restart(pace: MomentumState) -> MomentumState:
     """A pace whose next step begins from W itself, if it is extrapolated at all."""
     return replace(pace, must_restart=pace.amount > 0)
 
@@ -507,7 +509,7 @@ def _device(array: Array) -> str:
     return str(getattr(array, "device", "cpu"))
 
 
-def least_penalised(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
+def optimal_scale(a1: np.ndarray, a2: np.ndarray, b1: np.ndarray, b2: np.ndarray) -> np.ndarray:
     """Where c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c² is least: the slope in log c rises, and bisection finds its zero."""
     has_both = ((a1 + a2) > 0) & ((b1 + b2) > 0)
     low, high = np.full(len(a1), -BALANCE_RANGE), np.full(len(a1), BALANCE_RANGE)
@@ -537,9 +539,9 @@ def accelerated_hals(penalty_W: Penalty = Penalty(), penalty_H: Penalty = Penalt
     return SquaredError(CoordinateDescent(sweeps=SWEEPS), penalty_W, penalty_H, Extrapolation())
 
 
-def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> SquaredError:
+def build_solver(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: Any = 0.0) -> SquaredError:
     """Both half-steps with their penalties; the rule named "hals" extrapolates, all others are plain."""
-    chosen = _rule_of(rule)
+    chosen = _parse_rule(rule)
     is_same = isinstance(alpha_H, str) and alpha_H == "same"
     if isinstance(alpha_H, str) and not is_same:
         raise ParameterError(f"alpha_H must be a number or 'same'; got {alpha_H!r}.", parameter="alpha_H")
@@ -552,7 +554,7 @@ def solver_of(rule: Any, alpha_W: Any = 0.0, alpha_H: Any = "same", l1_ratio: An
     return SquaredError(chosen, Penalty(on_W * l1, on_W * (1 - l1)), Penalty(on_H * l1, on_H * (1 - l1)), momentum)
 
 
-def _rule_of(rule: Any) -> UpdateRule:
+def _parse_rule(rule: Any) -> UpdateRule:
     known = ", ".join((*RULES.names, "game"))
     if isinstance(rule, str) and rule not in RULES.values:
         raise ParameterError(f"Unknown solver {rule!r}; choose one of {known}.", parameter="solver")

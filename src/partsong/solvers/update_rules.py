@@ -44,7 +44,7 @@ class CoordinateDescent:
         return frozenset({Guarantee.MONOTONE, Guarantee.ROW_SEPARABLE, *plain})
 
     @property
-    def compiled_move(self) -> StepRule | None:
+    def compiled_step(self) -> StepRule | None:
         return StepRule("sweep", self.sweeps) if self.alpha == self.beta == 0 else None
 
     def init(self, factor: Array) -> RuleState:
@@ -87,7 +87,7 @@ class ProjectedGradient:
         on = kernels.of(factor)
         return on.descend(factor, equations.gram, equations.cross, self._eta(equations, state)), state.advanced()
 
-    def pulled_step(
+    def proximal_step(
         self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
     ) -> tuple[Array, RuleState]:
         """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
@@ -120,7 +120,7 @@ class InertialPalm:
         return frozenset({Guarantee.SCALE_EQUIVARIANT, Guarantee.ROW_SEPARABLE, *calm})
 
     @property
-    def compiled_move(self) -> StepRule:
+    def compiled_step(self) -> StepRule:
         return StepRule("descend", inertia=self.inertia)
 
     def init(self, factor: Array) -> RuleState:
@@ -131,7 +131,7 @@ class InertialPalm:
         moved = kernels.of(factor).descend(point, equations.gram, equations.cross, eta)
         return moved, state.advanced(factor if self.inertia > 0 else None)
 
-    def pulled_step(
+    def proximal_step(
         self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
     ) -> tuple[Array, RuleState]:
         """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
@@ -177,7 +177,7 @@ class Multiplicative:
         return frozenset(Guarantee)
 
     @property
-    def compiled_move(self) -> StepRule | None:
+    def compiled_step(self) -> StepRule | None:
         return StepRule("multiply") if self.steps == 1 else None
 
     def init(self, factor: Array) -> RuleState:
@@ -327,7 +327,7 @@ class MomentumState:
         first = on.scalar(amount, factor)
         return MomentumState(first, on.scalar(ceiling, factor), first, on.scalar(float("inf"), factor), first < 0)
 
-    def beside(self, example: Array) -> MomentumState:
+    def cast_like(self, example: Array) -> MomentumState:
         """In the place of an array."""
         on = kernels.of(example)
         amount, ceiling, trusted = (on.scalar(one, example) for one in (self.amount, self.ceiling, self.trusted))

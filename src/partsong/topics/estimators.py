@@ -35,7 +35,7 @@ from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import SERVER_RATE
 from partsong.methods.privacy_request import build_secure_sum
 from partsong.privacy.exposure import PartyExposure, Support, worst_party
-from partsong.reporting.topic_page import TopicPage, facts_of, render_topics, write_topic_page
+from partsong.reporting.topic_page import TopicPage, build_facts, render_topics, write_topic_page
 from partsong.topics import COHERENCES, TOP
 from partsong.topics.agreement.protocol import Agreement
 from partsong.topics.documents import as_documents
@@ -207,7 +207,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """
         check_is_fitted(self, "components_")
         counted = {"documents": vars(self)["n_documents_"]} if "n_documents_" in vars(self) else {}
-        facts = facts_of(self.settings_, words=self.components_.shape[1], **counted) | {"seed": str(self.seed_)}
+        facts = build_facts(self.settings_, words=self.components_.shape[1], **counted) | {"seed": str(self.seed_)}
         names = tuple(self.vectorizer_.names)
         page = TopicPage(self.components_, names, self.topic_shares_, self.coherence_, facts)
         if path is None:

@@ -32,7 +32,7 @@ from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.fednmf import SERVER_RATE, FederatedDescent
 from partsong.methods.mutual_information.critics import JensenShannon, MutualInformation
 from partsong.methods.registry import Problem, TopicConfig
-from partsong.solvers.lda import TopicRows
+from partsong.solvers.lda import TopicInference
 from partsong.topics import TOP
 from partsong.topics.shared_vocabulary import run_single_round
 from partsong.topics.vocabulary import COUNTS, TFIDF, WEIGHTINGS, DocumentRows, rows_as_matrix
@@ -184,7 +184,7 @@ def weighting_of(weighting: str | None, method: Any) -> str:
 
 def is_mixture(solver: Any) -> bool:
     """Whether weights are topic shares that sum to one, instead of a least-squares fit."""
-    return isinstance(solver, TopicRows)
+    return isinstance(solver, TopicInference)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from partsong.estimators.validation import count_from_settings, solver_from_sett
 from partsong.io import model_file
 from partsong.io.tensor_file import JSON
 from partsong.io.topic_file import TopicFile, load_topics, save_topics
-from partsong.solvers.lda import TopicRows
+from partsong.solvers.lda import TopicInference
 from partsong.topics.tokenizer import LETTERS, Words
 from partsong.topics.vocabulary import HashedVocabulary, TextVectorizer, Vocabulary
 
@@ -107,7 +107,7 @@ def _columns(file: TopicFile) -> Vocabulary | HashedVocabulary:
 
 def solver_to_dict(solver: RowSolver) -> dict[str, JSON]:
     """Return the settings of the solver for document weights: shares of a mixture, or penalties of a fit."""
-    if isinstance(solver, TopicRows):
+    if isinstance(solver, TopicInference):
         return {"weights": MIXTURE, "alpha": solver.alpha, "iterations": solver.iterations, "e_tol": solver.tolerance}
     return {"weights": LEAST_SQUARES, **penalties_to_dict(solver)}
 
@@ -117,6 +117,6 @@ def _solver_from(settings: Mapping[str, Any]) -> RowSolver:
         return solver_from_settings(settings)
     try:
         found = [float(settings[name]) for name in ("alpha", "iterations", "e_tol")]
-        return TopicRows(found[0], int(found[1]), found[2])
+        return TopicInference(found[0], int(found[1]), found[2])
     except (KeyError, TypeError, ValueError, OverflowError):
         raise DataError("The settings of a mixture of topics cannot be read. Fit the model again.") from None

@@ -20,11 +20,11 @@ from partsong.solvers.initialization import (
     InitialFactors,
     anchors,
     balanced,
-    double_svd,
     is_mostly_zero,
-    random_beginning,
+    nndsvd,
+    random_init,
 )
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import ColumnState, RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, Multiplicative, NoExtrapolation
 from partsong.training.loop import Fit, FitObserver, HistoryRow, Step, StoppingRule, Training, Watch, run
@@ -65,7 +65,7 @@ class CentralizedConfig:
     """
 
     rank: int
-    solver: SquaredError | ObservedRows
+    solver: SquaredError | ObservedRowSolver
     init: str = "auto"
     seed: int = 0
     max_iter: int = 500
@@ -239,7 +239,7 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
     if init == "auto" and config.sketch is None and not is_partly_known and is_mostly_zero(matrix):
         init = "random" if config.rank > min(matrix.shape) else "nndsvda"
     if init == "random" or is_partly_known:
-        return random_beginning(matrix, config.rank, generator)
+        return random_init(matrix, config.rank, generator)
     if init in FILLS:
         if config.rank > min(matrix.shape):
             raise ParameterError(
@@ -248,7 +248,7 @@ def initial_factors(matrix: Matrix, config: CentralizedConfig) -> InitialFactors
                 parameter="init",
             )
         fill = FILLS[init] * matrix.mean
-        return double_svd(matrix, config.rank, generator, fill, is_random=init == "nndsvdar")
+        return nndsvd(matrix, config.rank, generator, fill, is_random=init == "nndsvdar")
     factors = anchors(matrix, config.rank, generator)
     if isinstance(config.solver, SquaredError) and isinstance(config.solver.rule, Multiplicative):
         # multiplicative steps never change a zero

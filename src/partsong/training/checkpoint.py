@@ -29,7 +29,7 @@ from partsong.io.opening import resolve_path
 from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
-from partsong.privacy.spending import Spending, releases_of
+from partsong.privacy.spending import PrivacyTracker, count_releases
 from partsong.training.loop import Exclusion, Fit, HistoryRow, ResumePoint, Training, start_training
 from partsong.training.traffic import TrafficRecorder
 
@@ -71,7 +71,7 @@ class SavedRun:
         """What `training.loop.run` needs to resume the run."""
         return ResumePoint(self.checkpoint, self.history, self.best)
 
-    def charge(self, path: Path | None, spending: Spending) -> SavedRun:
+    def charge(self, path: Path | None, spending: PrivacyTracker) -> SavedRun:
         """Return the run with what its parties may have sent charged; `spending` gets the privacy accounts.
 
         If the file was not closed, every party may have sent one message that the file does not record, and is charged
@@ -81,15 +81,15 @@ class SavedRun:
         spending.accounts = Accounts.from_json(self.spent)
         parties = self.checkpoint.parties
         made = {name: getattr(one, "releases", None) for name, one in parties.items()}
-        if not all(type(n) is int and 0 <= n <= releases_of(spending.accounts, name) for name, n in made.items()):
+        if not all(type(n) is int and 0 <= n <= count_releases(spending.accounts, name) for name, n in made.items()):
             raise FormatError(
                 f"{path}: its parties have sent more than its privacy accounts say, or it is not a run with noise. The "
                 "privacy loss is unknown, so nothing more may be sent. Restore this file from a backup."
             )
         if self.is_under_way:
-            spending.begin({*parties, *self.about.get("data", ())})
-            spending.settled = None
-        states = {name: replace(one, releases=releases_of(spending.accounts, name)) for name, one in parties.items()}
+            spending.start_round({*parties, *self.about.get("data", ())})
+            spending.accounts_before_round = None
+        states = {name: replace(one, releases=count_releases(spending.accounts, name)) for name, one in parties.items()}
         return replace(self, checkpoint=replace(self.checkpoint, parties=states))
 
 
@@ -204,7 +204,7 @@ class RunRecorder:
         self.training = start_training(self.fit, resume=self.resume_point)
 
     @property
-    def spending(self) -> Spending | None:
+    def spending(self) -> PrivacyTracker | None:
         """The privacy accounts, if there are any."""
         return self.fit.spending
 

@@ -44,7 +44,7 @@ from partsong.io.write import atomic_write, write_json
 from partsong.methods.exact import SharedSums
 from partsong.methods.registry import Problem
 from partsong.solvers.game import compose_game
-from partsong.solvers.squared_error import solver_of
+from partsong.solvers.squared_error import build_solver
 from partsong.training.asynchronous import AsyncFollower, Reporting, train_by_arrivals
 from partsong.training.checkpoint import Sent
 from partsong.training.loop import HistoryRow, Measures, StoppingRule, Training, Watch, progress, run
@@ -227,11 +227,11 @@ def program_for(settings: DistributedSettings, n_rows: int) -> tuple[Program, in
     penalties = (settings.alpha_W, settings.alpha_H, settings.l1_ratio)
     assert rank is not None
     if name in methods.RANK_SOLVERS:
-        return SharedSums(rank, solver_of(methods.RANK_SOLVERS[name], *penalties)), settings.max_iter
+        return SharedSums(rank, build_solver(methods.RANK_SOLVERS[name], *penalties)), settings.max_iter
     problem = Problem(rank, None, settings.max_iter, n_rows)
     program: Any = methods.method(name).build(problem, settings.method_options)
     if name != GAME:
-        given = solver_of("cd", *penalties)
+        given = build_solver("cd", *penalties)
         solver = replace(program.solver, penalty_W=given.penalty_W, penalty_H=given.penalty_H)
         program = replace(program, solver=solver)
     if program.traits.asynchronous:

@@ -15,7 +15,7 @@ from partsong import kernels
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Matrix, Outcome, Round, RowSolver, Shard
 from partsong.errors import DivergenceWarning, IllPosedWarning
-from partsong.solvers.squared_error import TRUSTED, ColumnState, RowState
+from partsong.solvers.squared_error import RELIABLE_ERROR, ColumnState, RowState
 
 if TYPE_CHECKING:
     from partsong.training.loop import Fit, Training
@@ -163,9 +163,9 @@ def _squares(shards: Sequence[Shard], weights: dict[str, Array], Ht: Array) -> n
 def is_reliable_error(error: float, dtype: object) -> bool:
     """Whether a relative error computed from sums is more than rounding; True for NaN, which is no error."""
     squared = error**2
-    if math.isnan(squared) or squared > TRUSTED["float32"]:
+    if math.isnan(squared) or squared > RELIABLE_ERROR["float32"]:
         return True
-    return "float32" not in str(dtype) and squared > TRUSTED["float64"]
+    return "float32" not in str(dtype) and squared > RELIABLE_ERROR["float64"]
 
 
 def error_from_data(

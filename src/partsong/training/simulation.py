@@ -30,9 +30,9 @@ from partsong.core.interfaces import (
 from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Sequential
 from partsong.engines.virtual_clock import Asynchronous
-from partsong.evaluation.metrics import drift_of, relative_error
+from partsong.evaluation.metrics import compute_drift, relative_error
 from partsong.methods.exact import SharedSums
-from partsong.privacy.spending import Spending, accounted
+from partsong.privacy.spending import PrivacyTracker, charge_rounds
 from partsong.solvers.squared_error import RowState
 from partsong.training.loop import (
     Fit,
@@ -74,7 +74,7 @@ class FederatedFit:
     threads: int = 1
     measures: Measures = Measures()
     exchanges: int = 1
-    spending: Spending | None = None
+    spending: PrivacyTracker | None = None
 
     @property
     def solver(self) -> RowSolver:
@@ -100,10 +100,10 @@ class FederatedFit:
         del point  # the start is handed over and not kept: its W is as large as the party's
         spending, names = self.spending, [shard.name for shard in self.shards]
         return measure(
-            rounds if spending is None else accounted(rounds, spending, names),
+            rounds if spending is None else charge_rounds(rounds, spending, names),
             self.measures,
             ends_round=self.ends_round,
-            epsilon=(lambda done: math.nan) if spending is None else spending.note,
+            epsilon=(lambda done: math.nan) if spending is None else spending.record_round,
             last=self.last,
             present=frozenset(names),
         )
@@ -153,7 +153,7 @@ class SimulationMeasures(Measures):
         with runtime.limit_kernel_threads(runtime.available_threads()):
             if not math.isfinite(sum(map(_energy, own.values()))):
                 return math.inf, math.inf
-            found = drift_of(list(own.values()), H)
+            found = compute_drift(list(own.values()), H)
         return found.regular / size, found.aligned / size
 
 
@@ -177,7 +177,7 @@ def simulate_rounds(
     stop: StoppingRule,
     engine: Engine,
     reduction: Reduction = PlainReduction(),
-    spending: Spending | None = None,
+    spending: PrivacyTracker | None = None,
 ) -> FederatedFit:
     """Return the simulated fit of this many rounds of a program, with metrics that need all parties' data.
 
@@ -186,7 +186,7 @@ def simulate_rounds(
     """
     traits = program.traits
     if traits.release is not None and spending is None:
-        spending = Spending(traits.release, most=traits.max_releases)
+        spending = PrivacyTracker(traits.release, max_releases=traits.max_releases)
     return FederatedFit(
         program,
         shards,

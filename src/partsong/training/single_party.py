@@ -12,9 +12,9 @@ from partsong.methods.dsanls import DsanlsPartyState, SketchExchange
 from partsong.methods.game import FederatedGame, GamePartyState
 from partsong.sketch.crossing import Proportion
 from partsong.sketch.kinds import SKETCHES
-from partsong.solvers.game import Game, balance, first_weights
+from partsong.solvers.game import Game, balance, initial_weights
 from partsong.solvers.initialization import InitialFactors
-from partsong.solvers.observed import ObservedRows
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import SquaredError
 from partsong.training.centralized import PARTY, CentralizedConfig, initial_factors
 from partsong.training.simulation import FederatedFit
@@ -25,7 +25,7 @@ MEASURE_EVERY = 10
 
 def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | None) -> FederatedFit:
     """Return the fit of a game; an iteration is a sweep over all cells. Columns without known cells stay zero."""
-    assert isinstance(config.solver, ObservedRows)
+    assert isinstance(config.solver, ObservedRowSolver)
     assert config.game is not None
     game = Game() if config.game == "game" else config.game
     program = FederatedGame(config.rank, game, config.solver)
@@ -36,7 +36,7 @@ def game_fit(matrix: Matrix, config: CentralizedConfig, init: InitialFactors | N
             Ht = chosen.Ht + 0
             if isinstance(matrix, ObservedMatrix):
                 Ht[matrix.empty_columns] = 0
-            W = first_weights(matrix, Ht) if chosen.W is None else chosen.W
+            W = initial_weights(matrix, Ht) if chosen.W is None else chosen.W
             scale = balance(W, Ht) if init is None else 1.0
         server, model = program.start_from(Ht / scale)
         return Checkpoint(0, {PARTY: GamePartyState(0, 1, config.seed, W * scale)}, server, model)

@@ -12,7 +12,13 @@ import pytest
 from partsong.core.interfaces import Shard
 from partsong.data.conversion import as_matrix
 from partsong.estimators.compare import Candidate, run_candidate
-from partsong.evaluation.metrics import AtParty, OwnParts, at_party, own_parts, with_own
+from partsong.evaluation.metrics import (
+    LocalComponents,
+    PartyResult,
+    add_local_model,
+    align_local_components,
+    evaluate_party,
+)
 from partsong.methods import build
 from partsong.reporting.run_report import Curve, MethodResult
 
@@ -28,12 +34,12 @@ def test_permuted_copies_come_back_in_the_order_of_the_shared_parts(seed: int) -
     H, rng = parts(seed), np.random.default_rng(seed)
     order = rng.permutation(RANK)
     scales = rng.uniform(0.1, 10.0, (RANK, 1))
-    own = own_parts(scales * H[order], H)
+    own = align_local_components(scales * H[order], H)
     np.testing.assert_allclose(own.components / np.linalg.norm(own.components, axis=1, keepdims=True),
                                H / np.linalg.norm(H, axis=1, keepdims=True))  # fmt: skip
     assert [order[place] for place in own.places] == list(range(RANK))
     assert all(own.has_partner)
-    copies = own_parts(H[order], H)
+    copies = align_local_components(H[order], H)
     np.testing.assert_array_equal(copies.components, H)
 
 
@@ -43,14 +49,14 @@ def test_what_has_nothing_in_common_has_no_partner() -> None:
         H[a, 20 * a : 20 * a + 20] = 1.0 + np.arange(20)
     other = H[[2, 0, 1]].copy()
     other[1] = np.tile([1.0, 0.0], 30)
-    own = own_parts(other, H)
+    own = align_local_components(other, H)
     assert own.places == (1, 2, 0)
     assert own.has_partner == (False, True, True)
 
 
 def test_reordering_components_reorders_all_that_belongs_to_them() -> None:
-    own = OwnParts(np.arange(6.0).reshape(3, 2), (2, 0, 1), (True, False, True))
-    party = AtParty("p", 4, 1.0, 0.5, (0.5, 0.3, 0.2), own=own)
+    own = LocalComponents(np.arange(6.0).reshape(3, 2), (2, 0, 1), (True, False, True))
+    party = PartyResult("p", 4, 1.0, 0.5, (0.5, 0.3, 0.2), own=own)
     found = MethodResult(
         "m", "", 0.5, 0.0, 0.0, 1, 0.0, "", Curve("m", (), (), ()), np.eye(3), (0.6, 0.3, 0.1), (),
         parties=(party,), found_alone={"p": own},
@@ -68,11 +74,11 @@ def test_reordering_components_reorders_all_that_belongs_to_them() -> None:
 def test_drift_by_position_sees_the_order_and_aligned_drift_does_not() -> None:
     H, X = parts(0), np.random.default_rng(1).random((7, FEATURES))
     shard, solver = Shard("p", as_matrix(X)), build("fedavg", RANK, local_steps=10).solver
-    party = with_own(at_party(shard, H, solver), shard, H[[1, 2, 3, 4, 0]], (H, H), solver)
+    party = add_local_model(evaluate_party(shard, H, solver), shard, H[[1, 2, 3, 4, 0]], (H, H), solver)
     assert party.drift == pytest.approx(np.square(H - H[[1, 2, 3, 4, 0]]).sum() / np.square(H).sum())
     assert party.aligned_drift == pytest.approx(0.0, abs=1e-12)
     assert party.own_error == pytest.approx(party.relative_error, rel=1e-9)
-    lost = with_own(at_party(shard, H, solver), shard, np.full_like(H, np.inf), (H, H), solver)
+    lost = add_local_model(evaluate_party(shard, H, solver), shard, np.full_like(H, np.inf), (H, H), solver)
     assert (lost.drift, lost.own) == (math.inf, None)
 
 

@@ -17,23 +17,23 @@ import numpy.typing as npt
 import pytest
 
 from partsong.errors import FileError, ShapeError
-from partsong.evaluation.metrics import AtParty, own_parts
+from partsong.evaluation.metrics import PartyResult, align_local_components
 from partsong.reporting.charts import LARGEST_SIDE, Line, Quantity, axis, line_chart, picture, png
-from partsong.reporting.html import VOID_ELEMENTS, Markup, element, percent, significant, size
+from partsong.reporting.html import VOID_ELEMENTS, Markup, element, format_bytes, format_number, format_percent
 from partsong.reporting.run_report import (
     MOST_PARTIES,
+    ArrayTraffic,
     Curve,
     MethodResult,
-    Party,
+    PartyHoldings,
     Report,
-    Sent,
     _over_bytes,
     render,
     write_report,
 )
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)>"
-PLAIN = Quantity("amount", significant)
+PLAIN = Quantity("amount", format_number)
 
 
 def curve(label: str, errors: tuple[float, ...]) -> Curve:
@@ -55,7 +55,7 @@ def method(name: str, error: float = 0.3, n_parts: int = 3, n_features: int = 12
         curve=curve(name, tuple(error + 0.5 * 0.7**i for i in range(20))),
         components=rng.random((n_parts, n_features)),
         shares=tuple([0.9 / n_parts] * n_parts),
-        sent=(Sent("gram", (3, 3), "float64", 72, 20, "products of the party's weights"),),
+        sent=(ArrayTraffic("gram", (3, 3), "float64", 72, 20, "products of the party's weights"),),
     )
 
 
@@ -63,7 +63,7 @@ def report(*methods: MethodResult, image_shape: tuple[int, int] | None = (3, 4))
     return Report(
         title="Parts of a song",
         lead="Three parties sing together.",
-        parties=(Party("north", 40, {"a": 30, "b": 10}), Party("south", 25, {"b": 25})),
+        parties=(PartyHoldings("north", 40, {"a": 30, "b": 10}), PartyHoldings("south", 25, {"b": 25})),
         methods=methods,
         image_shape=image_shape,
         feature_names=None,
@@ -145,14 +145,14 @@ def test_hostile_names_stay_text() -> None:
         description=HOSTILE,
         outcome=HOSTILE,
         curve=curve(HOSTILE, (0.5, 0.3)),
-        sent=(Sent(HOSTILE, (2,), HOSTILE, 16, 1, HOSTILE),),
+        sent=(ArrayTraffic(HOSTILE, (2,), HOSTILE, 16, 1, HOSTILE),),
     )
     for image_shape, names in (((3, 4), None), (None, (HOSTILE,) * 12)):
         harm = replace(
             report(evil, image_shape=image_shape),
             title=HOSTILE,
             lead=HOSTILE,
-            parties=(Party(HOSTILE, 3, {HOSTILE: 3}),),
+            parties=(PartyHoldings(HOSTILE, 3, {HOSTILE: 3}),),
             feature_names=names,
             settings={HOSTILE: HOSTILE},
             versions={HOSTILE: HOSTILE},
@@ -241,10 +241,15 @@ def test_odd_findings_still_make_a_whole_page(
 
 @pytest.mark.parametrize(
     "parties",
-    [(), (Party("alone", 5, {}),), (Party("empty", 0, {}),), (Party("many", 60, {str(i): 3 for i in range(20)}),)],
+    [
+        (),
+        (PartyHoldings("alone", 5, {}),),
+        (PartyHoldings("empty", 0, {}),),
+        (PartyHoldings("many", 60, {str(i): 3 for i in range(20)}),),
+    ],
     ids=["nobody", "one party", "no rows", "many labels"],
 )
-def test_any_set_of_parties_makes_a_whole_page(parties: tuple[Party, ...]) -> None:
+def test_any_set_of_parties_makes_a_whole_page(parties: tuple[PartyHoldings, ...]) -> None:
     page = Page(render(replace(report(method("Alpha")), parties=parties)))
     assert all(party.name in page.text for party in parties)
 
@@ -295,15 +300,15 @@ def test_whole_quantities_have_whole_ticks(largest: int) -> None:
 
 
 def test_numbers_have_three_digits_and_units() -> None:
-    assert [significant(value) for value in (0.0, 0.012345, 2.0, 99.96, 12345.6)] == [
+    assert [format_number(value) for value in (0.0, 0.012345, 2.0, 99.96, 12345.6)] == [
         "0",
         "0.0123",
         "2.00",
         "100",
         "12,346",
     ]
-    assert [percent(value) for value in (0.28712, 1.0, 0.0)] == ["28.7%", "100%", "0%"]
-    sizes = [size(value).replace("\N{NO-BREAK SPACE}", " ") for value in (0, 12, 20_480, 999_999, 5e6)]
+    assert [format_percent(value) for value in (0.28712, 1.0, 0.0)] == ["28.7%", "100%", "0%"]
+    sizes = [format_bytes(value).replace("\N{NO-BREAK SPACE}", " ") for value in (0, 12, 20_480, 999_999, 5e6)]
     assert sizes == ["0 B", "12 B", "20.5 kB", "1.00 MB", "5.00 MB"]
 
 
@@ -339,9 +344,9 @@ def with_parties(names: list[str], has_partner: bool = True) -> MethodResult:
     parties = []
     for i, name in enumerate(names):
         order = np.roll(np.arange(3), i)
-        own = own_parts(H[order], H)
+        own = align_local_components(H[order], H)
         own = own if has_partner else replace(own, has_partner=(True, False, True))
-        parties.append(AtParty(name, 10 + i, 1.0, 0.3, (0.2, 0.3, 0.5), 0.25, 0.5, 0.1, own))
+        parties.append(PartyResult(name, 10 + i, 1.0, 0.3, (0.2, 0.3, 0.5), 0.25, 0.5, 0.1, own))
     return replace(base, parties=tuple(parties), found_alone={party.name: party.own for party in parties})
 
 
@@ -372,7 +377,7 @@ def test_parts_without_a_partner_are_marked() -> None:
 
 
 def test_odd_parties_still_make_a_whole_page() -> None:
-    nothing = AtParty(HOSTILE, 0, 0.0, math.nan, (math.nan,) * 3, drift=math.inf)
+    nothing = PartyResult(HOSTILE, 0, 0.0, math.nan, (math.nan,) * 3, drift=math.inf)
     alone = replace(method("Local"), components=np.zeros((0, 12)), shares=(), rounds=0, parties=(nothing,))
     crowd = with_parties([f"party {i}" for i in range(MOST_PARTIES + 7)])
     for shape in ((3, 4), None):

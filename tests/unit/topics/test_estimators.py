@@ -27,9 +27,9 @@ from partsong.errors import (
     PartsongError,
 )
 from partsong.evaluation.topic_quality import TopicPairs, count_pairs, cv_coherence, npmi_coherence, top_columns
-from partsong.reporting.topic_page import apart, positions
+from partsong.reporting.topic_page import positions, separate_discs
 from partsong.secure_aggregation import crypto
-from partsong.solvers.lda import TopicRows
+from partsong.solvers.lda import TopicInference
 from partsong.topics import fitting, shared_vocabulary
 from partsong.topics.tokenizer import Words
 from partsong.topics.vocabulary import UnknownWordsWarning, Vocabulary, count_words
@@ -309,7 +309,7 @@ def test_topics_lie_in_the_plane_as_they_differ():
     assert (at >= 0).all()
     assert (at <= 1).all()
     radii = np.full(5, 0.1)
-    moved = apart(np.zeros((5, 2)), radii)
+    moved = separate_discs(np.zeros((5, 2)), radii)
     gaps = np.linalg.norm(moved[:, None] - moved[None], axis=2)[np.triu_indices(5, 1)]
     assert gaps.min() > 0.15
     assert positions(np.ones((1, 4))).shape == (1, 2)
@@ -594,7 +594,7 @@ def test_everything_works_without_torch(monkeypatch):
 def test_solvers_come_back_as_they_were(tmp_path):
     model = partsong.TopicModel(2, method="lda", random_state=0, max_iter=2).fit(POOLED)
     model.save(tmp_path / "m.safetensors")
-    assert partsong.TopicModel.load(tmp_path / "m.safetensors").solver_ == TopicRows(0.5)
+    assert partsong.TopicModel.load(tmp_path / "m.safetensors").solver_ == TopicInference(0.5)
 
 
 @pytest.mark.parametrize("kind", [partsong.TopicModel, partsong.FederatedTopicModel])

@@ -17,7 +17,7 @@ from partsong.errors import FileError, FormatError, ParameterError
 from partsong.io.model_file import Model, machine_versions, now, save_model
 from partsong.methods import build
 from partsong.privacy.accounting import Release
-from partsong.privacy.spending import Spending
+from partsong.privacy.spending import PrivacyTracker
 from partsong.training.checkpoint import SavedRun, fingerprint, load_run, save_run
 from partsong.training.loop import StoppingRule
 from partsong.training.loop import run as run_fit
@@ -133,7 +133,7 @@ def test_a_folder_is_overwritten_only_when_asked(folder, rows):
 def test_what_was_spent_is_not_thrown_away(folder, rows):
     """A run with accounts in its checkpoint is resumed, or its folder left alone."""
     fit(folder, rows, 1)
-    spending = Spending(Release("gaussian", 2.0, "party", "replace"))
+    spending = PrivacyTracker(Release("gaussian", 2.0, "party", "replace"))
     spending.begin("abc")
     save_run(folder.path / "checkpoint", replace(folder.load(), spent=spending.accounts.to_json()))
     with pytest.raises(FileError, match="privacy accounts"):

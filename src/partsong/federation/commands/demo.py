@@ -41,7 +41,7 @@ from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import build_plan
 from partsong.io.model_file import load_model
-from partsong.privacy.exposure import PartyExposure, exposures_of, worst_party
+from partsong.privacy.exposure import PartyExposure, party_exposures, worst_party
 
 NAMES = ("east", "north", "south", "west")
 EXPERIMENT = 'method = "exact"\nrank = 3\nrounds = 2\nsecure_aggregation = true\nmask_bound = 1e6\nseed = 7\n'
@@ -237,7 +237,7 @@ def _exposure(sites: dict[str, SiteFolder]) -> PartyExposure:
     """Return the exposure of the most exposed site."""
     plan = build_plan(Experiment.from_table(tomllib.loads(EXPERIMENT)).to_dict(), len(sites), None)
     shards = [Shard(name, as_matrix(rows_of(name))) for name in sorted(sites)]
-    return worst_party(exposures_of(plan.program, shards, plan.exchanges).values())
+    return worst_party(party_exposures(plan.program, shards, plan.exchanges).values())
 
 
 def rows_of(name: str, n_rows: int = 200, n_columns: int = 60) -> np.ndarray:

@@ -27,7 +27,7 @@ from partsong.federation.setup.server_folder import RunPlace, ServerFolder, is_s
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.results import MODEL_FILE
 from partsong.federation.site.state import VOCABULARY_FILE
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.spending import DEFAULT_DELTA
 
 STATUS = examples("partsong federation status --folder liver", "partsong federation status --folder site-north --json")
 DAMAGED = "damaged"
@@ -140,7 +140,7 @@ def _spent(ledger: SiteLedger, policy: Policy | None) -> dict[str, Any]:
         return {**report, "releases": None, "releases_without_noise": None, "directions": None, "openings": []}
     with contextlib.suppress(CompositionError):
         if books.privacy_units:
-            report["epsilon_spent"] = books.epsilon(USUAL_DELTA if budget is None else budget.delta)
+            report["epsilon_spent"] = books.epsilon(DEFAULT_DELTA if budget is None else budget.delta)
     report |= {"releases": books.serial, "releases_without_noise": books.noiseless}
     report["directions"] = books.directions(0 if policy is None else policy.other_rows_since)
     report["directions"] += 0 if policy is None else policy.directions_before or 0

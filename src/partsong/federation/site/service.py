@@ -76,7 +76,7 @@ from partsong.federation.texts import (
     vocabulary_in,
 )
 from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request, RequestRefused, refusal_from_error
-from partsong.privacy.spending import USUAL_DELTA
+from partsong.privacy.spending import DEFAULT_DELTA
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.vocabulary import Vocabulary
 
@@ -452,7 +452,7 @@ class Site:
         """Return ε spent so far, at the δ of the policy."""
         if plan is None or plan.release is None:
             return None
-        delta = USUAL_DELTA if self.policy.privacy is None else self.policy.privacy.delta
+        delta = DEFAULT_DELTA if self.policy.privacy is None else self.policy.privacy.delta
         try:
             spent = self.ledger.load().epsilon(delta)
         except CompositionError:
