@@ -1,1 +1,1 @@
-"""What one party computes alone."""
+"""Solvers for one party's problem: update rules, half-steps, initialization, local steps, games, LDA inference."""

@@ -1,4 +1,4 @@
-"""How a party's H is held near the shared model while it iterates alone."""
+"""Proximal terms that keep a party's H near the shared model during local steps (FedProx, aligned FedProx)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from partsong.solvers.normal_equations import NormalEquations, RuleState
 
 @runtime_checkable
 class Proximal(Protocol):
-    """A rule whose step can carry ½ weight ‖F − centre‖² exactly."""
+    """A rule that can take a step with ½ weight ‖F − centre‖² added, exactly."""
 
     def proximal_step(
         self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
     ) -> tuple[Array, RuleState]:
-        """The step, then the proximal map of that pull on F ≥ 0."""
+        """Take the step, then the proximal map of that term on F ≥ 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProximalAnchor:
-    """The shared model as a party's pull sees it: Hᵀ (m × k), the plan in use, and how many steps it has served.
+    """The shared model during local steps: Hᵀ (m × k), the current alignment plan P, and its number of uses.
 
     `aligned` is (P·H)ᵀ in the order of the party's own components.
     """
@@ -40,30 +40,30 @@ class ProximalAnchor:
 
 
 class Coupling(Protocol):
-    """One step of a rule on Hᵀ (m × k), pulled towards a model."""
+    """One step of a rule on Hᵀ (m × k) with a term that pulls it towards the shared model."""
 
     def check(self, rule: UpdateRule) -> None:
-        """Refuse a rule that cannot be pulled this way."""
+        """Raise if the rule does not support this term."""
 
     def step(
         self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
     ) -> tuple[Array, RuleState, ProximalAnchor]:
-        """The next Hᵀ, the rule's memory, and the anchor with the plan in use."""
+        """Return the next Hᵀ, the rule's state, and the anchor with its current plan."""
 
 
 class CompilableCoupling(Protocol):
-    """A coupling whose pull compiled code knows; a subclass is such a coupling only if it says so itself."""
+    """A coupling that compiled code implements. A subclass must define `compiled_pull` itself; inheriting is not enough."""
 
     def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
-        """The pull from here on, for how many turns it holds (at most `most`), and the anchor after these."""
+        """Return the pull, the number of steps it is valid for (at most `most`), and the anchor after these steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoCoupling:
-    """The rule alone."""
+    """No coupling: the rule alone."""
 
     def check(self, rule: UpdateRule) -> None:
-        """Any rule will do."""
+        """Accept any rule."""
 
     def step(
         self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
@@ -77,9 +77,9 @@ class NoCoupling:
 
 @dataclass(frozen=True, slots=True)
 class ProximalTerm:
-    """½ μ ‖H − H̄‖² by position, as part of the normal equations: FedProx (Li et al., 2020).
+    """½ μ ‖H − H̄‖² without alignment, added to the normal equations: FedProx (Li et al., 2020).
 
-    μ = strength · ‖WᵀW‖₂, so that it does not depend on the data's scale; for gradient rules a step then is
+    μ = strength · ‖WᵀW‖₂, so that it does not depend on the scale of the data. Gradient rules then take the step
     H ← [H − (∇ + μ(H − H̄)) / (L + μ)]₊. With `absolute`, μ = strength.
     """
 
@@ -90,7 +90,7 @@ class ProximalTerm:
         _require_strength(self.strength)
 
     def check(self, rule: UpdateRule) -> None:
-        """Any rule will do."""
+        """Accept any rule."""
 
     def step(
         self, rule: UpdateRule, Ht: Array, equations: NormalEquations, state: RuleState, anchor: ProximalAnchor
@@ -105,13 +105,13 @@ class ProximalTerm:
 
 @dataclass(frozen=True, slots=True)
 class AlignedProximalTerm:
-    """Towards P·H̄, with P = align(H_j, H̄) found anew every `every` steps (Dalleiger & Gionis, 2025).
+    """A proximal term towards P·H̄, with P = align(H_j, H̄) recomputed every `every` steps (Dalleiger & Gionis, 2025).
 
         prox="paper":  H ← (rule(H) + γ P H̄) / (1 + γ)                         any rule; γ has no unit
         prox="exact":  H ← [(Z + ηγ P H̄) / (1 + ηγ)]₊,  Z = H − η∇            gradient rules; γ in units of ∇²
 
-    The exact form is the proximal map of γ·½‖H − P H̄‖², with which the party's objective never rises; the paper prints
-    the first, where η is missing. Rows without a partner are left alone, soft rows pulled by their weight.
+    The exact form is the proximal map of γ·½‖H − P H̄‖², with which the party's objective never increases. The paper
+    prints the first form, which lacks η. Rows without a partner have no term; soft rows are weighted.
     """
 
     strength: float = 0.1
@@ -122,15 +122,15 @@ class AlignedProximalTerm:
     def __post_init__(self) -> None:
         _require_strength(self.strength)
         if self.prox not in ("paper", "exact"):
-            raise ParameterError(f'prox must be "paper" or "exact"; got {self.prox!r}.')
+            raise ParameterError(f'prox must be "paper" or "exact"; got {self.prox!r}.', parameter="prox")
         whole_number("every", self.every)
 
     def check(self, rule: UpdateRule) -> None:
-        """The exact form needs a rule that knows its step size."""
+        """Raise if prox="exact" and the rule has no step size."""
         if self.prox == "exact" and not isinstance(rule, Proximal):
             raise CompositionError(
-                f'prox="exact" needs a rule with a gradient step (InertialPalm, ProjectedGradient); {rule} has none. '
-                'Use one of these, or prox="paper".'
+                f'prox="exact" needs a rule with a gradient step; got {rule}. Use InertialPalm or ProjectedGradient, or '
+                'prox="paper".'
             )
 
     def step(
@@ -154,7 +154,7 @@ class AlignedProximalTerm:
         return pulled, memory, anchor
 
     def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
-        """The aligned model, until components are looked for again."""
+        """Return a pull towards the aligned model, valid until the next alignment."""
         anchor = self._aligned(Ht, anchor)
         assert anchor.plan is not None
         turns = min(most, self.every - anchor.steps_used + 1)
@@ -178,4 +178,4 @@ def _with_columns(base: Array, other: Array, columns: np.ndarray) -> Array:
 
 def _require_strength(strength: float) -> None:
     if not 0 <= strength < float("inf"):
-        raise ParameterError(f"The strength of a pull must be zero or more and finite; got {strength}.")
+        raise ParameterError(f"strength must be zero or more, and finite; got {strength}.", parameter="strength")

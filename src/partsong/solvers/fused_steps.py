@@ -1,4 +1,4 @@
-"""Many steps of W and H in one compiled call, for rules, pulls and data that compiled code knows."""
+"""Fused local steps: many steps of W and H in one compiled call, for rules, couplings and data that support it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SupportsFusedSteps(Protocol):
-    """A matrix that can do many turns in one compiled call."""
+    """A matrix that can take many steps in one compiled call."""
 
     def max_steps_per_call(self, rank: int, move: StepRule) -> int:
-        """How many turns one call should do at most, so that it can be interrupted after it; 0: do them singly."""
+        """Return the most steps per call, so that Ctrl-C is handled in time; 0: take steps one by one."""
 
     def run_fused_steps(self, W: Array, W_before: Array, Ht: Array, Ht_before: Array, steps: FusedSteps) -> None:
-        """All of `steps`, in place; the factors before the last step are kept where the rule looks back."""
+        """Take all `steps` in place; keep the factors before the last step if the rule uses them."""
 
 
 def max_fused_steps(matrix: Matrix, rule: UpdateRule, coupling: Coupling | None, Ht: Array) -> int:
-    """How many steps fit one call on these data; 0 where compiled code does not know all that happens in a step."""
+    """Return the most steps per compiled call on these data; 0 if compiled code does not support the step."""
     move = _compiled_step(rule, coupling)
     if move is None or not isinstance(matrix, SupportsFusedSteps) or "compiled" not in kernels.capabilities(Ht):
         return 0
@@ -42,9 +42,9 @@ def take_fused_steps(
     coupling: Coupling | None = None,
     anchor: ProximalAnchor | None = None,
 ) -> tuple[Array, Array, RuleState, RuleState]:
-    """`count` steps of W and Hᵀ in calls no longer than `max_fused_steps`: the factors, and what the rule remembers.
+    """Take `count` steps of W and Hᵀ in calls of at most `max_fused_steps`; return both factors and both rule states.
 
-    Pairs are for W and for H. The factors given stay as they are; a coupling pulls H to the anchor.
+    Pairs are for W and H. Inputs are not changed; a coupling pulls H to the anchor.
     """
     (n, m), (penalty_W, penalty_H) = matrix.shape, penalties
     move = _compiled_step(rule, coupling)
@@ -70,16 +70,16 @@ def take_fused_steps(
 
 
 def _compiled_step(rule: Any, coupling: Coupling | None) -> StepRule | None:
-    """The rule's step, where compiled code knows that step and that coupling.
+    """Return the rule's compiled step, or None if compiled code does not support the step or the coupling.
 
-    What a subclass inherits says nothing of its own steps.
+    Inherited attributes do not count: a subclass may take other steps than its parent.
     """
     knows_pull = coupling is None or "compiled_pull" in vars(type(coupling))
     return cast(CompilableRule, rule).compiled_step if knows_pull and "compiled_step" in vars(type(rule)) else None
 
 
 def _previous_factor(memory: RuleState, factor: Array) -> Array:
-    """The factor one step ago where a rule looks back; else memory that nobody reads."""
+    """Return the factor before the last step if the rule uses it, else an empty array."""
     if memory.previous is None:
         return kernels.of(factor).empty((0, factor.shape[1]), factor)
     return memory.previous + 0

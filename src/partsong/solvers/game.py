@@ -1,4 +1,4 @@
-"""The game between rows of W and columns of H: how far players move, what columns play against themselves, a sweep."""
+"""NMF as a game between rows of W and columns of H: step sizes, self-play of columns, one sweep over the cells."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NoSelfPlay:
-    """Columns play against rows alone."""
+    """No self-play: columns play only against rows."""
 
     def __call__(self, Ht: Array) -> Array:
         return Ht
@@ -33,28 +33,28 @@ class NoSelfPlay:
 
 @dataclass(frozen=True, slots=True)
 class _Shrinking(ABC):
-    """Some entries of every column of H are multiplied by `factor`."""
+    """Multiply some entries of each column of H by `factor`."""
 
     factor: float = 0.99
 
     def __post_init__(self) -> None:
         if not isinstance(self.factor, Real) or isinstance(self.factor, bool) or not 0 <= self.factor <= 1:
-            raise ParameterError(f"A shrink factor lies between 0 and 1; got {self.factor!r}.")
+            raise ParameterError(f"The shrink factor must be between 0 and 1; got {self.factor!r}.")
 
     def __call__(self, Ht: Array) -> Array:
-        """Hᵀ (m × k) after it; rows of Hᵀ are columns of H."""
+        """Return Hᵀ (m × k) after self-play; rows of Hᵀ are columns of H."""
         values = kernels.of(Ht).to_numpy(Ht)
         moved = np.where(self._shrink(values), values * values.dtype.type(self.factor), values)
         return kernels.of(Ht).cast(moved, Ht)
 
     @abstractmethod
     def _shrink(self, values: np.ndarray) -> np.ndarray:
-        """Which entries of Hᵀ shrink."""
+        """Return a mask of the entries of Hᵀ that shrink."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShrinkSmallest(_Shrinking):
-    """J-min: the smallest entry of every column of H is multiplied by `factor`, the first of equal ones."""
+    """J-min: multiply the smallest entry of each column of H by `factor` (the first one in a tie)."""
 
     def _shrink(self, values: np.ndarray) -> np.ndarray:
         return np.arange(values.shape[1]) == values.argmin(axis=1)[:, None]
@@ -62,9 +62,9 @@ class ShrinkSmallest(_Shrinking):
 
 @dataclass(frozen=True, slots=True)
 class ShrinkOthers(_Shrinking):
-    """J-max: all entries of every column of H but the largest, the first of equal ones, are multiplied by `factor`.
+    """J-max: multiply all entries of each column of H except the largest (the first one in a tie) by `factor`.
 
-    Rows of H are driven towards disjoint supports. The shrinking puts a floor under the error.
+    This drives the rows of H towards disjoint supports. The shrinkage keeps the error above a positive limit.
     """
 
     def _shrink(self, values: np.ndarray) -> np.ndarray:
@@ -75,39 +75,39 @@ SelfPlay = NoSelfPlay | ShrinkSmallest | ShrinkOthers
 
 
 MAX_RELAXATION = 1.6
-"""Meetings never raise the pair's own error up to a relaxation of 2, at which they may swing for ever."""
+"""A pair step does not increase the pair's own error for a relaxation up to 2, but at 2 it may oscillate for ever."""
 
 
 class StepSize(Protocol):
-    """η of a meeting of two players, of a whole side at once, and how a pace changes from sweep to sweep.
+    """The step size η of a pair of players or of a whole side, and how the pace changes between sweeps.
 
-    `is_balanced`: rows and columns are brought to one size before they play, so that it does not matter how the scale
-    of the model was shared out between them.
+    `is_balanced`: W and H are rescaled to equal mean norms before each sweep, so that the result does not depend on
+    how the scale of the model is split between them.
     """
 
     @property
     def is_balanced(self) -> bool:
-        """Whether norms decide, and nobody has chosen η."""
+        """Whether η follows from the players' norms instead of a fixed value."""
 
     def pair_step(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
-        """(η, 0) of single meetings; or (c, θ), and the pair's own norms decide: θ / (‖w‖² + ‖h‖² + |e| + c).
+        """Return (η, 0) for a fixed step, or (c, θ) for η = θ / (‖w‖² + ‖h‖² + |e| + c) from the pair's own norms.
 
-        `size` is ‖w‖² + ‖h‖² of a pair on average.
+        `size` is the mean of ‖w‖² + ‖h‖² over pairs.
         """
 
     def simultaneous_step(self, sweep: int, curvature: float, residual_norm: float) -> float:
-        """η of all players at once; `curvature` is max(‖WᵀW‖₂, ‖HHᵀ‖₂), `miss` is ‖X − W H‖."""
+        """Return η when all players move at once: `curvature` is max(‖WᵀW‖₂, ‖HHᵀ‖₂), `residual_norm` ‖X − W H‖."""
 
     def alternating_step(self, sweep: int, curvature: float) -> float:
-        """η of one side while the other waits, whose gram has this norm."""
+        """Return η for one side while the other is fixed; `curvature` is ‖gram of the fixed side‖₂."""
 
     def next_pace(self, pace: float, sweep: int, before: float, after: float) -> float:
-        """The pace after this sweep, from the errors (squared) that players saw in the one before and in it."""
+        """Return the pace for the next sweep, from the squared errors measured in the previous and in this sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantStep:
-    """η, the same in all meetings and sweeps; the paper has 0.001. Meetings are stable to about 2 / (‖w‖² + ‖h‖²)."""
+    """The same η for all pairs and sweeps (0.001 in the paper). Pair steps are stable for η up to 2 / (‖w‖² + ‖h‖²)."""
 
     eta: float = 1e-3
 
@@ -134,7 +134,7 @@ class ConstantStep:
 
 @dataclass(frozen=True, slots=True)
 class DecayingStep(ConstantStep):
-    """η_t = η / (1 + decay · t) in sweep t = 0, 1, …: Σ η_t diverges and Σ η_t² does not, as noise asks for."""
+    """η_t = η / (1 + decay · t) in sweep t = 0, 1, …: Σ η_t diverges and Σ η_t² converges, as noisy data require."""
 
     eta: float = 0.1
     decay: float = 0.01
@@ -149,27 +149,27 @@ class DecayingStep(ConstantStep):
 
 @dataclass(frozen=True, slots=True)
 class SafeStep:
-    """Steps that need no tuning, from the norms of those who move.
+    """Step sizes without tuning, from the norms of the players that move.
 
-    Two players who meet: η = θ / (s + |e|) with s = ‖w‖² + ‖h‖². **Neither ever loses by it**: the error e′ after the
-    meeting has |e′| ≤ |e| for 0 < θ ≤ 2 (docs/reference/game.md, Theorem 1). For e > 0 nothing is clipped,
+    A pair of players: η = θ / (s + |e|) with s = ‖w‖² + ‖h‖². **The pair's error never grows**: the error e′ after the
+    step has |e′| ≤ |e| for 0 < θ ≤ 2 (docs/reference/game.md, Theorem 1). For e > 0 nothing is clipped,
     and as w·h ≤ s/2
 
         1 − e′/e = η s + η² e w·h ≤ θ u + ½ θ² u (1 − u) ≤ θ,   u = s / (s + e).
 
     For e = −a < 0 no entry grows, so e′ ≥ e, and w′h′ ≥ wh − η a (w² + h²) in each, so that e′ ≤ (θ − 1) a.
 
-    All at once: η = θ / (2 max(‖WᵀW‖₂, ‖HHᵀ‖₂) + ‖X − W H‖), in turn: η = θ / ‖gram of the other side‖₂. For θ ≤ 1
-    neither ever raises ½‖X − W H‖² (first: docs/reference/game.md; second: projected gradient).
+    All players at once: η = θ / (2 max(‖WᵀW‖₂, ‖HHᵀ‖₂) + ‖X − W H‖). One side after the other: η = θ / ‖gram of the
+    other side‖₂. For θ ≤ 1 neither increases ½‖X − W H‖² (first: docs/reference/game.md; second: projected gradient).
 
-    Meetings that each fit one cell well disturb others, so that in noise they have to slow down: at a pace p ≤ 1
+    A pair step fits one cell and disturbs others, so steps must shrink on noisy data. With a pace p ≤ 1
 
-        η = θ / (‖w‖² + ‖h‖² + |e| + c (1/p − 1)),   c = ‖w‖² + ‖h‖² on average,
+        η = θ / (‖w‖² + ‖h‖² + |e| + c (1/p − 1)),   c = mean of ‖w‖² + ‖h‖²,
 
-    which is never more than before, and the slower the more alike for all cells. Steps shorter where norms and
-    errors are large would end where Σ e h / (s + |e|) vanishes, which is no equilibrium. The pace falls to `slower` of
-    itself after a sweep in which players saw the error fall by less than `least` of it, not below 3 / (t + 6) after
-    sweep t = 0, 1, … (so that steps add up to any length), and else grows by `faster` up to 1.
+    which is at most the η above. As p falls, η becomes the same for all cells. (Steps that stay shorter where norms and
+    errors are large would converge to Σ e h / (s + |e|) = 0, which is not an equilibrium.) The pace is multiplied by
+    `slower` after a sweep in which the error falls by less than the share `least`, but stays at least 3 / (t + 6) after
+    sweep t = 0, 1, …, so that the sum of steps is unbounded. Otherwise it grows by `faster`, up to 1.
     """
 
     relaxation: float = 1.0
@@ -181,19 +181,19 @@ class SafeStep:
 
     def __post_init__(self) -> None:
         for name in ("relaxation", "slower", "faster", "least"):
-            _require_number(f"SafeStep needs a number {name}", getattr(self, name))
+            _require_number(f"{name} of SafeStep must be a number", getattr(self, name))
         if not 0 < self.relaxation <= MAX_RELAXATION:
             raise ParameterError(f"SafeStep needs 0 < relaxation ≤ {MAX_RELAXATION}; got {self.relaxation!r}.")
         if not (0 < self.slower <= 1 <= self.faster < float("inf") and self.least >= 0):
-            told = f"slower={self.slower!r}, faster={self.faster!r}, least={self.least!r}"
-            raise ParameterError(f"SafeStep needs 0 < slower ≤ 1 ≤ faster and least ≥ 0; got {told}.")
+            got = f"slower={self.slower!r}, faster={self.faster!r}, least={self.least!r}"
+            raise ParameterError(f"SafeStep needs 0 < slower ≤ 1 ≤ faster and least ≥ 0; got {got}.")
 
     def pair_step(self, sweep: int, pace: float, size: float = 0.0) -> tuple[float, float]:
-        """Held back by the size of a pair on average."""
+        """Return (c, θ), with c from the mean size of a pair."""
         return size * (1 / pace - 1), self.relaxation
 
     def simultaneous_step(self, sweep: int, curvature: float, residual_norm: float) -> float:
-        """θ / (2 curvature + miss)."""
+        """θ / (2 curvature + residual_norm)."""
         return min(1.0, self.relaxation) / (2 * curvature + residual_norm or 1.0)
 
     def alternating_step(self, sweep: int, curvature: float) -> float:
@@ -201,15 +201,15 @@ class SafeStep:
         return min(1.0, self.relaxation) / (curvature or 1.0)
 
     def next_pace(self, pace: float, sweep: int, before: float, after: float) -> float:
-        """Slower where little was won, but not below 3 / (sweep + 6); else faster, up to where it began."""
+        """Reduce the pace after little progress, to at least 3 / (sweep + 6); otherwise increase it, up to 1."""
         if after <= (1 - self.least) * before:
             return min(1.0, pace * self.faster)
         return min(pace, max(pace * self.slower, 3 / (sweep + 6)))
 
 
-def _require_number(told: str, value: object) -> None:
+def _require_number(requirement: str, value: object) -> None:
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise ParameterError(f"{told}; got {value!r}.")
+        raise ParameterError(f"{requirement}; got {value!r}.")
 
 
 def _require_positive(name: str, value: float) -> None:
@@ -225,7 +225,7 @@ KNOWN_SELF_PLAYS = "NoSelfPlay(), ShrinkSmallest() and ShrinkOthers()"
 
 @dataclass(frozen=True, slots=True)
 class GameState:
-    """How a game stands: W (n × k), Hᵀ (m × k), and the sum of e² that players saw in the last sweep."""
+    """W (n × k), Hᵀ (m × k), and the sum of e² measured during the last sweep, while players moved."""
 
     W: Array
     Ht: Array
@@ -234,16 +234,17 @@ class GameState:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """Row player i owns w_i = W[i, :], column player j owns h_j = H[:, j]; both are paid u_ij = −½ (x_ij − w_i·h_j)².
+    """Row player i owns w_i = W[i, :], column player j owns h_j = H[:, j]; both have utility u_ij = −½ (x_ij − w_i·h_j)².
 
-    A meeting moves both along their own gradient and back to what is not negative (Alg. 3 of the paper, without its
+    A pair step moves both along their own gradient and projects onto w, h ≥ 0 (Alg. 3 of the paper, without its
     transpose of W[i, :]):
 
         e = x_ij − w_i·h_j,    w_i ← [w_i + η e h_j]₊,    h_j ← [h_j + η e w_i]₊
 
-    It is a potential game: what a player gains, −½‖X − W H‖² gains. O(k) operations a meeting, O(cells · k) a sweep.
-    `order` says who plays when, `step` how far, `self_play` what columns do alone once a sweep. With a `leader` ("rows"
-    or "columns") the leader moves first and tells the other x_ij, so that the leader alone needs the data.
+    It is a potential game with potential −½‖X − W H‖². A pair step costs O(k) operations, a sweep O(cells · k).
+    `order` sets who plays when, `step` how far players move, `self_play` what columns do alone once per sweep. With a
+    `leader` ("rows" or "columns") the leader moves first and sends x_ij to the other player, so that only the leader
+    needs the data.
     """
 
     order: Order = Stratified()
@@ -253,7 +254,7 @@ class Game:
 
     def __post_init__(self) -> None:
         _require_protocol(self.order, ("sweep", "plays_cells"), "order", KNOWN_ORDERS)
-        _require_protocol(self.step, ("meeting", "is_balanced"), "step", KNOWN_STEPS)
+        _require_protocol(self.step, ("pair_step", "is_balanced"), "step", KNOWN_STEPS)
         if not isinstance(self.self_play, SelfPlay):
             raise ParameterError(
                 f"self_play must be one of {KNOWN_SELF_PLAYS}; got {self.self_play!r}.", parameter="self_play"
@@ -262,11 +263,13 @@ class Game:
             raise ParameterError(f'leader must be "rows", "columns" or None; got {self.leader!r}.', parameter="leader")
         if self.leader is not None and not self.order.plays_cells:
             raise CompositionError(
-                "A leader is for meetings of two; here all players of a side move at once.", parameter="leader"
+                "leader needs an order that plays single cells; here all players of a side move at once. "
+                "Remove leader, or use Raster(), Shuffled() or Stratified().",
+                parameter="leader",
             )
 
     def settings(self) -> dict[str, Any]:
-        """What a file says of the game: its parts by name, or all of it as text where a part has none."""
+        """Return the settings for a file: each part by name, or the repr of the game if a part has no name."""
         step, alone = self.step, self.self_play
         settings = {
             "play": ORDERS.name_of(self.order),
@@ -294,9 +297,10 @@ class Game:
         columns: tuple[int, int] | None = None,
         row_size: float | None = None,
     ) -> GameState:
-        """One sweep over all cells, or over those of a range of columns; what comes in is left as it is.
+        """Play one sweep over all cells, or over those of a range of columns; inputs are not changed.
 
-        `row_size` is ‖w‖² on average over all rows, where these are some of them: steps are then alike everywhere.
+        `row_size` is the mean of ‖w‖² over the rows of all parties, if `matrix` has only some of them. All parties
+        then use the same step sizes.
         """
         first, last = (0, matrix.shape[1]) if columns is None else columns
         sizes = mean_squared_norm(game_state.W) if row_size is None else row_size, mean_squared_norm(game_state.Ht)
@@ -313,32 +317,31 @@ class Game:
     @property
     def divergence_advice(self) -> str:
         """What to change in a game that has diverged."""
-        return "Check the scale of the data." if self.step.is_balanced else "Take a smaller step, or a safe one."
+        return "Check the scale of the data." if self.step.is_balanced else 'Use a smaller step, or step="safe".'
 
 
 def _require_protocol(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
-    """An instance of something that can do what is needed, and no class, name or number."""
+    """Raise unless `part` is an instance with all needed attributes (a class, name or number is not)."""
     if isinstance(part, type) or not all(hasattr(part, one) for one in needed):
         is_number = name == "step" and isinstance(part, Real) and not isinstance(part, bool)
-        hint = f" For a fixed step write ConstantStep({part!r})." if is_number else ""
+        hint = f" For a fixed step, pass ConstantStep({part!r})." if is_number else ""
         raise ParameterError(f"{name} must be one of {choices}; got {part!r}.{hint}", parameter=name)
 
 
 def mean_squared_norm(factor: Array) -> float:
-    """‖·‖² of the players on average."""
+    """Return the mean of ‖·‖² over the rows of a factor, that is over players."""
     return float(kernels.of(factor).inner(factor, factor)) / max(1, len(factor))
 
 
 def balance(W: Array, Ht: Array) -> float:
-    """`balancing_scale` of these players."""
+    """Return `balancing_scale` for these factors."""
     return balancing_scale(mean_squared_norm(W), mean_squared_norm(Ht))
 
 
 def balancing_scale(row_size: float, column_size: float) -> float:
-    """The power of two a for which players of a·W and H/a are of one size on average: scaling by it is exact.
+    """Return the power of two a for which a·W and H/a have nearly equal mean norms; scaling by it is exact.
 
-    A step of η moves rows and columns in one unit, and a model's scale is arbitrary. Without rows or columns of any
-    size it is 1.
+    One η serves rows and columns, but the scale of a model is arbitrary. Returns 1 if a mean norm is 0 or infinite.
     """
     if not all(0 < size < float("inf") for size in (row_size, column_size)):
         return 1.0
@@ -346,7 +349,7 @@ def balancing_scale(row_size: float, column_size: float) -> float:
 
 
 def initial_weights(matrix: Matrix, Ht: Array) -> Array:
-    """w_i = c·1 with the c ≥ 0 that fits row i best, from H and the row alone."""
+    """Return W (n × k) with w_i = c·1, where c ≥ 0 fits row i best; it depends on H and the row only."""
     W = kernels.of(Ht).empty((matrix.shape[0], Ht.shape[1]), Ht)
     if isinstance(matrix, ObservedMatrix):
         side = matrix.by_row
@@ -363,14 +366,14 @@ def initial_weights(matrix: Matrix, Ht: Array) -> Array:
 
 
 SELF_PLAYS = Choice({"none": NoSelfPlay(), "min": ShrinkSmallest(), "max": ShrinkOthers()}, needed=("__call__",))
-"""What columns of H do alone, once a sweep."""
+"""What columns of H do alone, once per sweep."""
 
 SAFE = "safe"
 STEP_SIZES = WordOrNumber(SAFE, Above(0))
-"""The step of a game: by the players' norms, or η."""
+"""The step of a game: "safe" (from the players' norms), or η."""
 
 LEADER_NAMES = Choice.of(*(name for name in LEADERS if name is not None))
-"""Who moves first where two players meet."""
+"""Which side moves first in a pair step."""
 
 
 def compose_game(
@@ -381,15 +384,15 @@ def compose_game(
     shrink: float | None = None,
     leader: str | None = None,
 ) -> Game:
-    """A game of its parts, by name or as values; what is None is as in any game."""
+    """Build a game from its parts, by name or as values; None means the default."""
     alone = SELF_PLAYS.parse("self_play", "none" if self_play is None else self_play)
     if step_decay is not None and step in (SAFE, None):
         raise ParameterError(
-            "step_decay needs a number as step: safe steps set their own pace.", parameter="step_decay"
+            'step_decay needs a numeric step; step="safe" adapts its own pace.', parameter="step_decay"
         )
     if shrink is not None:
         if isinstance(alone, NoSelfPlay):
-            raise ParameterError('shrink needs self_play = "min" or "max".', parameter="shrink")
+            raise ParameterError('shrink needs self_play="min" or self_play="max".', parameter="shrink")
         alone = replace(alone, factor=shrink)
     pace: StepSize = SafeStep()
     if step is not None and step != SAFE:
@@ -399,17 +402,20 @@ def compose_game(
 
 
 def game_from_settings(settings: Mapping[str, Any]) -> Game:
-    """The game that `Game.settings` describes; parts that are left out are those of any game."""
+    """Build the game that `Game.settings` describes; missing parts get their defaults."""
     play, self_play = settings.get("play") or "stratified", settings.get("self_play") or "none"
     if play not in ORDERS.values or self_play not in SELF_PLAYS.values:
-        raise ParameterError(f"There is no play {play!r} with self-play {self_play!r}.")
+        raise ParameterError(
+            f"Unknown order {play!r} or self_play {self_play!r}. Use an order among {', '.join(ORDERS.names)} and "
+            f"self_play among {', '.join(SELF_PLAYS.names)}."
+        )
     parts = {name: settings.get(name) for name in ("step", "step_decay", "shrink", "leader")}
     parts["step_decay"] = None if parts["step"] in (SAFE, None) else parts["step_decay"]
     return compose_game(play, self_play=self_play, **parts)
 
 
 def game_solver_from_settings(settings: Mapping[str, Any]) -> Game | str:
-    """The solver of a model that was learned by a game: "game" for the usual one, and where the file does not say."""
+    """Return the solver of a model learned by a game: "game" for the default game or incomplete settings."""
     try:
         game = game_from_settings(settings)
     except (ParameterError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The board and the orders of play: the cells of a matrix as players meet over them, and who plays when."""
+"""Cells of a matrix that a game plays, and the orders of play: raster, shuffled, stratified, simultaneous, alternating."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ if TYPE_CHECKING:
 
 LEADERS = {None: game.TOGETHER, "rows": game.ROW_LEADS, "columns": game.COLUMN_LEADS}
 CHUNK = 1 << 20
-"""Cells of a random order whose values are gathered at a time."""
+"""Cells of a random order that are gathered at a time."""
 MAX_SHUFFLED_CELLS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class PairStep:
-    """How two players move when they meet: η, or a relaxation by their norms; and who of them moves first."""
+    """How a pair of players moves: a fixed η, or a relaxation of the step from their norms; and who moves first."""
 
     eta: float
     relaxation: float
     leader: str | None = None
 
     def compiled_args(self, dtype: Any) -> tuple[Any, Any, int]:
-        """As compiled code takes them."""
+        """Return η, relaxation and leader as arguments of the compiled loops."""
         kind = np.dtype(dtype).type
         return kind(self.eta), kind(self.relaxation), LEADERS[self.leader]
 
 
 class GameCells(Protocol):
-    """Cells that are played, row by row or in a random order; factors are changed in place."""
+    """The cells of a matrix, played row by row or in a random order; factors are changed in place."""
 
     @property
     def row_cells(self) -> np.ndarray:
-        """How many cells the rows up to each have, from 0 to all (n + 1 numbers)."""
+        """Cumulative number of cells by row (n + 1 numbers, from 0 to all)."""
 
     def play(self, rows: Array, first: int, last: int, W: Array, Ht: Array, step: PairStep) -> float:
-        """These rows against columns first … last − 1, row by row; returns Σ e² as players saw it."""
+        """Play these rows against columns first … last − 1, row by row; return Σ e² as measured on the way."""
 
     def play_shuffled(
         self, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
     ) -> float:
-        """All cells in columns first … last − 1, in a random order."""
+        """Play all cells in columns first … last − 1 in a random order."""
 
     def with_column_order(self, columns: Array) -> GameCells:
-        """The same cells with the columns in another order."""
+        """Return the same cells with columns in another order."""
 
 
 @singledispatch
 def build_cells(matrix: Matrix) -> GameCells:
-    """The board of a matrix in memory."""
+    """Return the cells of a matrix in memory."""
     raise CompositionError(
-        f"Single cells of a {type(matrix).__name__} cannot be played: that is for arrays and sparse matrices. "
-        "Let all players move at once (Simultaneous, Alternating), or convert the data to a NumPy array."
+        f"Single cells can be played only for arrays and sparse matrices; got {type(matrix).__name__}. "
+        "Use Simultaneous() or Alternating(), or convert the data to a NumPy array."
     )
 
 
@@ -98,7 +98,7 @@ class DenseCells:
 
 @dataclass(frozen=True, slots=True)
 class SparseCells:
-    """All cells of a CSR matrix with ascending columns; those that are not stored are zeros, and played as such."""
+    """All cells of a CSR matrix with ascending columns; cells that are not stored are played as zeros."""
 
     by_row: Any
 
@@ -122,7 +122,7 @@ class SparseCells:
 
 @dataclass(frozen=True, slots=True)
 class ObservedCells:
-    """The stored cells of a CSR matrix with ascending columns; players never meet over any other."""
+    """The stored cells of a CSR matrix with ascending columns; other cells are unknown and not played."""
 
     by_row: Any
 
@@ -168,7 +168,7 @@ def _(matrix: ObservedMatrix) -> GameCells:
 def _play_all_cells(
     X: Any, generator: np.random.Generator, first: int, last: int, W: Array, Ht: Array, step: PairStep
 ) -> float:
-    """All cells of an array or a CSR matrix in these columns, in a random order."""
+    """Play all cells of an array or a CSR matrix in these columns, in a random order."""
     width = last - first
     order = _shuffled(generator, X.shape[0] * width)
     numbers, seen = step.compiled_args(W.dtype), 0.0
@@ -188,20 +188,21 @@ def _select_columns(by_row: Any, columns: Array) -> Any:
 def _shuffled(generator: np.random.Generator, count: int) -> np.ndarray:
     if count > MAX_SHUFFLED_CELLS:
         raise ParameterError(
-            f"A random order of {count:,} cells is too long a list to hold in memory (at most {MAX_SHUFFLED_CELLS:,}). "
-            "Take another order of play: a stratified one needs no list."
+            f"A random order is limited to {MAX_SHUFFLED_CELLS:,} cells, because it is held in memory; the data have "
+            f'{count:,}. Use order="stratified".'
         )
     return generator.permutation(count)
 
 
 CELL_WORK = 192
-"""What a meeting costs for each component, in operations of a dense product: it waits for the one before."""
+"""Cost of a pair step per component, in operations of a dense product; each step waits for the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepContext:
-    """One sweep: its number, the pace of the step, how far W H is from X, randomness, who leads, and the size of a pair
-    of players, ‖w‖² + ‖h‖², on average.
+    """Settings of one sweep: its number, step size and pace, ‖X − W H‖, random generator and leader.
+
+    `size` is the mean of ‖w‖² + ‖h‖² over pairs of players.
     """
 
     sweep: int
@@ -214,27 +215,27 @@ class SweepContext:
 
     @property
     def pair_step(self) -> PairStep:
-        """How two players move who meet."""
+        """The step of a pair of players."""
         return PairStep(*self.step.pair_step(self.sweep, self.pace, self.size), self.leader)
 
 
 class Order(Protocol):
-    """One sweep over all cells in columns first … last − 1; W and Hᵀ are changed in place.
+    """An order of play over all cells in columns first … last − 1; W and Hᵀ are changed in place.
 
-    Returns the sum of e² as players saw it; NaN where all move at once.
+    A sweep returns the sum of e² as measured on the way, or NaN if all players move at once.
     """
 
     @property
     def plays_cells(self) -> bool:
-        """Whether players meet in pairs."""
+        """Whether players move in pairs, cell by cell."""
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
-        """One sweep."""
+        """Play one sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raster:
-    """Row by row, and column by column within a row: what the paper's two loops say."""
+    """Row by row, and column by column within a row: the two loops of the paper."""
 
     plays_cells = True
 
@@ -244,26 +245,26 @@ class Raster:
 
 @dataclass(frozen=True, slots=True)
 class Shuffled:
-    """In a random order, another one in every sweep."""
+    """A new random order in each sweep."""
 
     plays_cells = True
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
         if context.generator is None:
-            raise ParameterError("A random order needs a generator to draw it from: sweep(…, generator=…).")
+            raise ParameterError("A random order needs a random generator. Pass sweep(…, generator=…).")
         return build_cells(matrix).play_shuffled(context.generator, first, last, W, Ht, context.pair_step)
 
 
 @dataclass(frozen=True, slots=True)
 class Stratified:
-    """In strata whose blocks share no player, and so are played in parallel (Latin squares: Gemulla et al., 2011).
+    """Strata of blocks that share no player and run in parallel (Latin squares: Gemulla et al., 2011).
 
-    Rows and columns are dealt out to B workers; in stratum s worker b's rows play the columns of worker b + s mod B.
-    Within a block the order is row by row. What comes out is, bit for bit, the sequential play of stratum after stratum
-    and block after block, whatever the number of threads.
+    Rows and columns are assigned to B workers. In stratum s, the rows of worker b play the columns of worker b + s mod
+    B. Within a block the order is row by row. The result equals sequential play, stratum after stratum and block after
+    block, bit for bit, for any number of threads.
 
-    Workers get ranges of rows with equal numbers of cells and equal ranges of columns, at most `blocks` of them; or
-    `row_workers` and `column_workers` tell for each player which worker it belongs to: any map will do.
+    By default there are at most `blocks` workers, each with a range of rows with an equal number of cells and an equal
+    range of columns. `row_workers` and `column_workers` assign each player to a worker instead; any map is valid.
     """
 
     blocks: int = 8
@@ -274,7 +275,7 @@ class Stratified:
 
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Integral) or isinstance(self.blocks, bool) or self.blocks < 1:
-            raise ParameterError(f"Stratified needs a whole number of blocks ≥ 1; got {self.blocks!r}.")
+            raise ParameterError(f"blocks must be a whole number, 1 or more; got {self.blocks!r}.", parameter="blocks")
         object.__setattr__(self, "blocks", int(self.blocks))
         for name in ("row_workers", "column_workers"):
             given = getattr(self, name)
@@ -282,14 +283,17 @@ class Stratified:
                 object.__setattr__(self, name, _labels(name, given))
 
     def sweep(self, matrix: Matrix, first: int, last: int, W: Array, Ht: Array, context: SweepContext) -> float:
-        """Stratum after stratum; blocks of a stratum on as many threads as there are."""
+        """Play one stratum after another, the blocks of a stratum in parallel threads."""
         cells = build_cells(matrix)
         groups = self.row_groups(cells)
         if self.column_workers is None:
             return self._strata(cells, groups, self.column_cuts(first, last, len(groups)), W, Ht, context.pair_step)
         labels = self._worker_indices("column_workers", matrix.shape[1])
         if (first, last) != (0, matrix.shape[1]):
-            raise CompositionError("column_workers is for play over all columns; parties are dealt out ranges of them.")
+            raise CompositionError(
+                "column_workers needs a sweep over all columns; in a federation parties play ranges of columns. "
+                "Remove column_workers."
+            )
         order = np.argsort(labels, kind="stable")
         cuts = np.searchsorted(labels[order], np.arange(labels.max(initial=0) + 2)).tolist()
         moved = np.ascontiguousarray(Ht[order])
@@ -298,7 +302,7 @@ class Stratified:
         return seen
 
     def row_groups(self, cells: GameCells) -> list[np.ndarray]:
-        """The rows of each worker."""
+        """Return the rows of each worker."""
         counts = cells.row_cells
         n = len(counts) - 1
         if self.row_workers is not None:
@@ -310,15 +314,15 @@ class Stratified:
         return [np.arange(a, max(a, b)) for a, b in pairwise(cuts)]
 
     def column_cuts(self, first: int, last: int, count: int) -> list[int]:
-        """Where the columns of one worker end and those of the next begin."""
+        """Return the boundaries between the column ranges of workers."""
         count = max(1, min(self.blocks if self.row_workers is None else count, last - first))
         return [first + (last - first) * b // count for b in range(count + 1)]
 
     def _worker_indices(self, name: str, count: int) -> np.ndarray:
-        """The workers of players, numbered from 0 among all workers that have any player."""
+        """Return the worker of each player, numbered from 0 among all workers that have a player."""
         given = getattr(self, name)
         if len(given) != count:
-            raise ParameterError(f"{name} names the workers of {len(given)} players, but there are {count}.")
+            raise ParameterError(f"{name} must have one entry for each of {count} players; it has {len(given)}.")
         workers = np.unique([*(self.row_workers or ()), *(self.column_workers or ())])
         return np.searchsorted(workers, np.asarray(given, np.int64))
 
@@ -350,21 +354,21 @@ class Stratified:
 
 
 def _labels(name: str, given: object) -> tuple[int, ...]:
-    """The number of each player's worker."""
+    """Validate and return the worker number of each player."""
     try:
         labels = np.asarray(given)
     except ValueError:  # lists of different lengths
         labels = np.empty((0, 0))
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels.size and labels.min() < 0):
-        raise ParameterError(f"{name} must be whole numbers ≥ 0, one for each player.")
+        raise ParameterError(f"{name} must be whole numbers, 0 or more, one for each player.")
     return tuple(int(label) for label in labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Simultaneous:
-    """All players respond to the same frozen profile: W ← [W + η E Hᵀ]₊ and H ← [H + η Wᵀ E]₊ with E = X − W H.
+    """All players move at once: W ← [W + η E Hᵀ]₊ and H ← [H + η Wᵀ E]₊ with E = X − W H from before the sweep.
 
-    The projected gradient step of both factors at once.
+    This is one projected gradient step of both factors.
     """
 
     plays_cells = False
@@ -381,7 +385,7 @@ class Simultaneous:
 
 @dataclass(frozen=True, slots=True)
 class Alternating:
-    """All row players respond to the frozen columns, and then all column players to where the rows have moved."""
+    """All row players move while columns are fixed, then all column players against the new rows."""
 
     plays_cells = False
 
@@ -393,14 +397,14 @@ class Alternating:
 
 
 def row_gradient(matrix: Matrix, W: Array, Ht: Array) -> Array:
-    """E Hᵀ (n × k) with E = X − W H, over known cells where some are not."""
+    """Return E Hᵀ (n × k), E = X − W H: the potential's gradient in W, over known cells only for an ObservedMatrix."""
     if isinstance(matrix, ObservedMatrix):
         return _observed_gradient(matrix, W, Ht)
     return matrix.times(Ht) - W @ kernels.of(W).cast(kernels.of(Ht).gram(Ht), W)
 
 
 def column_gradient(matrix: Matrix, W: Array, Ht: Array) -> Array:
-    """EᵀW (m × k)."""
+    """Return EᵀW (m × k), the potential's gradient in Hᵀ."""
     if isinstance(matrix, ObservedMatrix):
         return _observed_gradient(matrix.transposed(), Ht, W)
     return matrix.transposed_times(W) - Ht @ kernels.of(Ht).cast(kernels.of(W).gram(W), Ht)
@@ -421,12 +425,12 @@ def _move(factor: Array, pull: Array, eta: float) -> None:
 
 
 def distance(matrix: Matrix, W: Array, Ht: Array) -> float:
-    """‖X − W H‖, with 0 where rounding has left less."""
+    """Return ‖X − W H‖; a squared distance below 0 by rounding counts as 0."""
     return float(np.sqrt(np.maximum(0.0, matrix.squared_distance(W, Ht))))
 
 
 def gram_norm(factor: Array) -> float:
-    """‖FᵀF‖₂."""
+    """Return ‖FᵀF‖₂."""
     context = kernels.of(factor)
     return float(context.largest_eigenvalue(context.gram(factor)))
 
@@ -434,8 +438,8 @@ def gram_norm(factor: Array) -> float:
 def _require_all(matrix: Matrix, first: int, last: int) -> None:
     if (first, last) != (0, matrix.shape[1]):
         raise CompositionError(
-            "Players who all move at once do so over all columns. Between parties that is SharedSums with "
-            "ProjectedGradient; play in strata takes an order of single cells."
+            "Simultaneous() and Alternating() play all columns at once and cannot be split into column ranges. Use "
+            "Stratified() or, between parties, SharedSums with ProjectedGradient."
         )
 
 
@@ -449,4 +453,4 @@ ORDERS = Choice(
     },
     needed=("sweep", "plays_cells"),
 )
-"""Who plays when. The last two move all players of a side at once, which takes all rows in one place."""
+"""The orders of play by name. "simultaneous" and "alternating" need all rows in one process."""

@@ -1,4 +1,4 @@
-"""Where a factorization starts: random, anchors, or non-negative double SVD."""
+"""Initial factors for NMF: random, anchor columns (successive projection), non-negative double SVD (NNDSVD)."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.squared_error import SquaredError, optimal_scale, start_rows
 
 MAX_ANCHOR_WORK = 50_000_000
-"""Entries looked at × components, above which anchors are chosen on a sample of rows."""
+"""Entries × components above which anchors are chosen on a sample of rows."""
 SAMPLE_BYTES = 32 << 20
-"""A larger sample than this is taken only where fewer than three rows per component would remain."""
+"""Limit on the sample, unless it would leave fewer than three rows per component."""
 DRAW_BLOCK = 1 << 20
-"""Random numbers drawn together."""
+"""Random numbers drawn at a time."""
 
 
 MOSTLY_ZERO = 0.1
 SAMPLED_ENTRIES = 1 << 18
 
 ROUNDING_LEVEL = 1e-6
-"""Singular values below this share of the largest are taken for rounding."""
+"""Singular values below this share of the largest count as zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitialFactors:
-    """Hᵀ (m × k) to start from, and W (n × k) where the start makes one."""
+    """Initial Hᵀ (m × k), and W (n × k) if the initialization provides one."""
 
     Ht: Array
     W: Array | None = None
 
 
 def balanced(matrix: Matrix, initial: InitialFactors, solver: SquaredError) -> InitialFactors:
-    """The same W H, with each component on the scale where its penalties are least; as it is without penalties on both.
+    """Rescale each component to minimize its penalties, with W H unchanged; a no-op unless both factors are penalized.
 
         min over c > 0 of   c a₁ + ½ c² a₂ + b₁ / c + ½ b₂ / c²
 
-    for c w_j and h_j / c, with a₁ = m l1_W ‖w_j‖₁, a₂ = m l2_W ‖w_j‖² and b₁, b₂ alike for h_j. A start says nothing
-    about this scale, and on a wrong one the first penalised step sets components to zero for good.
+    for c w_j and h_j / c, with a₁ = m l1_W ‖w_j‖₁, a₂ = m l2_W ‖w_j‖² and b₁, b₂ likewise for h_j. The scale of an
+    initialization is arbitrary, and on a wrong scale the first penalized step sets components to zero for good.
     """
     if not solver.penalties_fix_scale:
         return initial
@@ -56,7 +56,7 @@ def balanced(matrix: Matrix, initial: InitialFactors, solver: SquaredError) -> I
 
 
 def _terms(factor: Array, penalty: Penalty, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """size · l1 ‖f_j‖₁ and size · l2 ‖f_j‖² of each column."""
+    """Return size · l1 ‖f_j‖₁ and size · l2 ‖f_j‖² for each column."""
     values = kernels.of(factor).to_numpy(factor)
     return (
         size * penalty.l1 * values.sum(0, dtype=np.float64),
@@ -65,7 +65,7 @@ def _terms(factor: Array, penalty: Penalty, size: int) -> tuple[np.ndarray, np.n
 
 
 def is_mostly_zero(matrix: Any) -> bool:
-    """Whether fewer than a tenth of the entries are not zero, however they are stored; of dense data by some rows."""
+    """Return whether fewer than a tenth of the entries are nonzero; for dense data, estimated from some rows."""
     n, m = matrix.shape
     if not hasattr(matrix, "X") or matrix.stored < n * m or n == 0:
         return bool(matrix.stored < MOSTLY_ZERO * n * m)
@@ -75,19 +75,19 @@ def is_mostly_zero(matrix: Any) -> bool:
 
 
 def random_columns(n_features: int, rank: int, generator: np.random.Generator, dtype: Any = "float64") -> np.ndarray:
-    """Hᵀ (m × k) with entries from U(0, 1); the scale is W's affair."""
+    """Return Hᵀ (m × k) with entries from U(0, 1); W takes up the scale of the data."""
     return _uniform((n_features, rank), generator, dtype)
 
 
 def random_init(matrix: Matrix, rank: int, generator: np.random.Generator) -> InitialFactors:
-    """Random H; W starts from H and its own row."""
+    """Return a random H; each row of W starts from H and its own row of X."""
     return InitialFactors(matrix.native(random_columns(matrix.shape[1], rank, generator, _type_name(matrix))))
 
 
 def _uniform(
     shape: tuple[int, int], generator: np.random.Generator, dtype: Any = "float64", scale: float = 1.0
 ) -> np.ndarray:
-    """Entries from U(0, scale), drawn in float64 and some rows at a time."""
+    """Return entries from U(0, scale), drawn in float64, some rows at a time."""
     out = np.empty(shape, dtype)
     height = max(1, DRAW_BLOCK // max(1, shape[1]))
     for start in range(0, shape[0], height):
@@ -101,11 +101,10 @@ def _type_name(matrix: Matrix) -> str:
 
 
 def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> InitialFactors:
-    """Columns of X as W, chosen one after another for what the earlier ones leave unexplained, and H fitted to them.
+    """Choose columns of X as W by successive projection (Araújo et al., 2001), and fit H to them.
 
-    Successive projection (Araújo et al., 2001): take the column with the largest residual norm, project all columns
-    off it, repeat. Large data are judged on a random sample of rows. Directions that X does not have are filled with
-    random columns.
+    Repeatedly take the column with the largest residual norm and project all columns off it. Large data are sampled by
+    row. If X has a lower rank, random columns fill the rest.
     """
     chosen = _choose_anchors(_sample(matrix, rank, generator), rank)
     W = matrix.native(_uniform((matrix.shape[0], rank), generator, _type_name(matrix), 2 * matrix.mean))
@@ -128,7 +127,7 @@ def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix
 
 
 def _choose_anchors(matrix: Matrix, rank: int) -> np.ndarray:
-    """Indices of at most `rank` columns, fewer where X has a lower rank: pivoted Cholesky of XᵀX, column by column."""
+    """Return at most `rank` column indices (fewer if X has a lower rank), by pivoted Cholesky of XᵀX."""
     n, m = matrix.shape
     residual = matrix.column_energies()
     enough = 1e-6 * float(residual.max(initial=0.0))
@@ -159,8 +158,8 @@ def nndsvd(
 ) -> InitialFactors:
     """Non-negative double SVD (Boutsidis & Gallopoulos, 2008): the stronger sign half of each singular pair.
 
-    `fill` replaces zeros (nndsvda: the mean of X); where it `is_random`, each by a uniform share of it (nndsvdar: of a
-    hundredth of the mean). The SVD is a randomized one with `power` passes over X.
+    `fill` replaces zeros (nndsvda: the mean of X). With `is_random`, each zero becomes a uniform draw from 0 to `fill`
+    (nndsvdar: a hundredth of the mean). The SVD is randomized, with `power` power iterations.
     """
     U, values, V = _randomized_svd(matrix, rank, generator, power)
     values = values[values > ROUNDING_LEVEL * values.max(initial=0.0)]
@@ -184,7 +183,7 @@ def nndsvd(
 def _randomized_svd(
     matrix: Matrix, rank: int, generator: np.random.Generator, power: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Leading singular triplets U, s, V by subspace iteration (Halko et al., 2011)."""
+    """Return leading singular triplets U, s, V by subspace iteration (Halko et al., 2011)."""
     n, m = matrix.shape
     width = min(rank + 10, n, m)
 
@@ -206,9 +205,9 @@ def _randomized_svd(
 
 
 def _orthonormal(A: np.ndarray, passes: int = 2) -> np.ndarray:
-    """An orthonormal basis of the columns of A, by the eigenvectors of AᵀA, twice; what is rounding becomes zero.
+    """Return an orthonormal basis of the columns of A from the eigenvectors of AᵀA, twice; rounding noise becomes zero.
 
-    A factorization of A itself would make copies of it in float64. One pass is near enough between two products.
+    A factorization of A itself would copy it in float64. One pass is accurate enough between two products.
     """
     for _ in range(passes):
         values, vectors = np.linalg.eigh(numpy_backend.gram(A))
@@ -219,6 +218,6 @@ def _orthonormal(A: np.ndarray, passes: int = 2) -> np.ndarray:
 
 
 def _normal_numbers(matrix: Matrix, shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:
-    """N(0, 1) in the precision of the data: float64 numbers would be twice as large as need be."""
+    """Return N(0, 1) draws in the precision of the data; float64 would double the memory of float32 data."""
     is_single = str(matrix.dtype).endswith("float32")
     return generator.standard_normal(shape, np.float32) if is_single else generator.standard_normal(shape)

@@ -1,4 +1,4 @@
-"""Topics of documents for given words of topics: the variational E-step of latent Dirichlet allocation."""
+"""Topic inference for latent Dirichlet allocation (LDA): the variational E-step for given topics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from partsong.errors import DataError, ParameterError, ShapeError
 from partsong.kernels import lda as compiled_lda
 
 TYPICAL_ITERATIONS = 10
-"""Iterations that a document takes, to judge whether threads are worth it."""
+"""Typical iterations per document, used to decide whether threads pay off."""
 DIGAMMA_COST = 12
-"""What exp ψ costs, in multiply-adds."""
+"""Cost of exp ψ in multiply-adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """γ (n × k); expected counts of words by topic, Σ_d count_dw φ_dwl (V × k); the documents' terms of the bound."""
+    """γ (n × k), expected word counts by topic Σ_d count_dw φ_dwl (V × k), and the documents' terms of the bound."""
 
     gamma: np.ndarray
     counts: np.ndarray
@@ -37,8 +37,8 @@ class TopicInference:
 
         φ_dw ∝ exp(E[log θ_d]) ∘ B_w,      γ_d ← α + Σ_w count_dw φ_dw,      from γ_d = 1
 
-    until the mean change of γ_d is below `tolerance`, at most `iterations` times; B_w = exp E[log β_w] while topics are
-    learned, as in scikit-learn, and β_w itself for a finished model. A document without words has γ = α.
+    until the mean change of γ_d is below `tolerance`, at most `iterations` times. B_w = exp E[log β_w] during training,
+    as in scikit-learn, and β_w itself for a finished model. A document without words has γ = α.
     """
 
     alpha: float
@@ -48,21 +48,24 @@ class TopicInference:
 
     def __post_init__(self) -> None:
         if not (0 < self.alpha < math.inf):
-            raise ParameterError(f"The prior of a document's topics must be above zero and finite; got {self.alpha}.")
+            raise ParameterError(
+                f"alpha (the prior of a document's topics) must be above zero and finite; got {self.alpha}.",
+                parameter="alpha",
+            )
         if self.iterations < 1 or not self.tolerance >= 0:
             raise ParameterError(
-                "An E-step needs at least one iteration and a tolerance of at least zero; "
-                f"got {self.iterations} and {self.tolerance}."
+                "The E-step needs iterations ≥ 1 and tolerance ≥ 0; got "
+                f"iterations={self.iterations} and tolerance={self.tolerance}."
             )
 
     def infer(self, matrix: Matrix, B: np.ndarray, gamma: np.ndarray | None = None) -> InferenceResult:
-        """γ, from the one given, and the sums over documents that a model of topics needs; B is (V × k)."""
+        """Infer γ from an initial one, and the sums over documents that update the topics; B is (V × k)."""
         rows, B = _kernel_args(matrix, B)
         start = np.ones((rows.shape[0], B.shape[1])) if gamma is None else np.array(gamma, np.float64)
         if start.shape != (rows.shape[0], B.shape[1]):
             raise ShapeError(
-                f"Topics of documents to start from are {start.shape}, but there are {rows.shape[0]} documents and "
-                f"{B.shape[1]} topics. Start without them."
+                f"gamma must have shape ({rows.shape[0]}, {B.shape[1]}) for {rows.shape[0]} documents and {B.shape[1]} "
+                f"topics; got {start.shape}. Pass gamma=None to start from 1."
             )
 
         def work(first: int, last: int) -> tuple[np.ndarray, float]:
@@ -77,16 +80,16 @@ class TopicInference:
         return InferenceResult(start, counts, bound)
 
     def solve_rows(self, matrix: Matrix, Ht: Array, *, exactly: bool = True) -> Array:
-        """θ (n × k), each row γ_d over its sum, for topics H whose rows are first scaled to sum to one.
+        """Return θ (n × k), each row γ_d over its sum, for topics H whose rows are first scaled to sum to one.
 
-        H is taken for β itself: its rows say nothing of how many words they were learned from.
+        H is used as β itself, because its rows do not record how many words they were learned from.
         """
         words = np.asarray(kernels.of(Ht).to_numpy(Ht), np.float64)
         mass = words.sum(axis=0)
         return matrix.native(self.shares(matrix, words / np.where(mass > 0, mass, 1.0)))
 
     def shares(self, matrix: Matrix, B: np.ndarray) -> np.ndarray:
-        """θ = γ / Σγ (n × k) for B (V × k) as it is."""
+        """Return θ = γ / Σγ (n × k) for B (V × k), without rescaling B."""
         rows, B = _kernel_args(matrix, B)
         gamma, nothing = np.ones((rows.shape[0], B.shape[1])), np.empty((0, B.shape[1]))
         runtime.map_ranges(
@@ -109,28 +112,30 @@ class TopicInference:
 
 
 def _kernel_args(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Documents and B (V × k) as kernels take them, which do not look whether sizes fit."""
+    """Return documents and B (V × k) as arguments of the kernels, which do not check sizes."""
     rows, topics = word_counts(matrix), np.ascontiguousarray(B, np.float64)
     if topics.ndim != 2 or topics.shape[0] != rows.shape[1]:
-        raise ShapeError(f"Topics are over {topics.shape[0]} words, but the documents over {rows.shape[1]}.")
+        raise ShapeError(
+            f"Topics have {topics.shape[0]} words, but documents have {rows.shape[1]}. Use the vocabulary of the topics."
+        )
     return rows, topics
 
 
 def word_counts(matrix: Matrix) -> Any:
-    """A party's documents as a CSR array of counts."""
+    """Return a party's documents as a CSR array of counts."""
     values = to_values(matrix)
     return values if sparse.issparse(values) else sparse.csr_array(np.asarray(values, type_name(matrix.dtype)))
 
 
 def require_counts(matrix: Matrix) -> None:
-    """Refuse rows with negative, infinite or missing numbers."""
+    """Raise if counts are negative, infinite or NaN."""
     data = word_counts(matrix).data
     if not (np.isfinite(data).all() and (data >= 0).all()):
-        raise DataError("Counts of words must be finite and at least zero; nothing was computed. Check the documents.")
+        raise DataError("Word counts must be finite and zero or more; nothing was computed. Check the documents.")
 
 
 def expectations(totals: np.ndarray) -> np.ndarray:
-    """exp E[log β] (V × k) for β_l ~ Dirichlet(λ_l), from λᵀ (V × k)."""
+    """Return exp E[log β] (V × k) for β_l ~ Dirichlet(λ_l), from λᵀ (V × k)."""
     out = np.empty(totals.shape)
     compiled_lda.expectations(np.ascontiguousarray(totals, np.float64), out)
     return out

@@ -1,4 +1,4 @@
-"""Several steps of W and H at one party, between two exchanges."""
+"""Local steps: several updates of W and H at one party between two exchanges."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def run_local_steps(
     anchor: ProximalAnchor,
     count: int,
 ) -> tuple[RowState, ColumnState]:
-    """`count` times: W ← rule(W; H), then H ← rule(H; WᵀW, WᵀX), pulled to the anchor.
+    """Repeat `count` times: W ← rule(W; H), then H ← rule(H; WᵀW, WᵀX), pulled to the anchor.
 
-    Rules and couplings that say so take many steps in one compiled call on data in memory; all others, and all tensors,
-    take them singly. Both are the same computation up to rounding.
+    Supported rules and couplings take many steps in one compiled call on data in memory; all others, and all tensors,
+    take them one by one. Both give the same result up to rounding.
     """
     is_plain = isinstance(solver.momentum, NoExtrapolation) and rows.W is not None
     if not is_plain or not max_fused_steps(matrix, solver.rule, coupling, columns.Ht):
@@ -45,7 +45,7 @@ def run_steps_one_by_one(
     anchor: ProximalAnchor,
     count: int,
 ) -> tuple[RowState, ColumnState]:
-    """The same, one step after the other: what many steps in one call mean."""
+    """Take the same steps one by one; the reference for fused steps."""
     for _ in range(count):
         rows, sums = solver.row_step(matrix, rows, solver.broadcast(columns))
         if not isinstance(solver.momentum, NoExtrapolation):

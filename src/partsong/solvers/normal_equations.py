@@ -1,4 +1,4 @@
-"""Normal equations: all that an update rule may see of a problem, and what it remembers from step to step."""
+"""Normal equations (all that an update rule sees of a problem), penalties, and the state of a rule."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from partsong.kernels.fused_steps import StepRule
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """l1 ‖F‖₁ + ½ l2 ‖F‖², in units that do not change with the size of the data.
+    """l1 ‖F‖₁ + ½ l2 ‖F‖², in units that do not depend on the size of the data.
 
-    On W both are multiplied by the number of columns m, on H by the number of rows n: the squared error of a row
-    of X grows with m and that of a column with n, so the balance stays when rows or columns are added.
+    On W both are multiplied by the number of columns m, on H by the number of rows n. The squared error of a row of X
+    grows with m and that of a column with n, so the balance stays the same when rows or columns are added.
     """
 
     l1: float = 0.0
@@ -29,7 +29,7 @@ class Penalty:
         for name in ("l1", "l2"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0.0 <= float(value) < float("inf"):
-                raise ParameterError(f"The {name} penalty must be a number, zero or more and finite; got {value!r}.")
+                raise ParameterError(f"The {name} penalty must be zero or more, and finite; got {value!r}.")
 
     def __bool__(self) -> bool:
         return self.l1 > 0 or self.l2 > 0
@@ -39,9 +39,9 @@ class Penalty:
 class NormalEquations:
     """min over F ≥ 0 of ½‖A − F B‖², as gram = B Bᵀ (k × k) and cross = A Bᵀ (r × k).
 
-    Blocks of columns of A and B add up, which is why NMF distributes; a sketched problem is `of(A S, B S)`.
-    `norm` gives ‖gram‖₂ where many blocks share one gram and should work it out once,
-    `place` memory (r × k) for the new F, which a rule may use or leave.
+    Equations of blocks of columns of A and B add up, which is why NMF distributes; a sketched problem is
+    `of(A S, B S)`. `norm` returns ‖gram‖₂, computed once for all blocks that share one gram. `place` is memory (r × k)
+    for the new F, which a rule may use.
     """
 
     gram: Array
@@ -51,18 +51,18 @@ class NormalEquations:
 
     @staticmethod
     def of(A: Array, B: Array) -> NormalEquations:
-        """The equations of min ½‖A − F B‖² with A (r × c) and B (k × c)."""
+        """Return the equations of min ½‖A − F B‖² with A (r × c) and B (k × c)."""
         return NormalEquations(B @ B.T, A @ B.T)
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
         return NormalEquations(self.gram + other.gram, self.cross + other.cross)
 
     def curvature(self) -> Array:
-        """‖gram‖₂ as a 0-d array, the Lipschitz constant of the gradient in F."""
+        """Return ‖gram‖₂ as a 0-d array, the Lipschitz constant of the gradient in F."""
         return self.norm() if self.norm is not None else kernels.of(self.gram).largest_eigenvalue(self.gram)
 
     def penalised(self, penalty: Penalty, size: Any) -> NormalEquations:
-        """With size·(l1 ‖F‖₁ + ½ l2 ‖F‖²) added: gram + size·l2·I, cross − size·l1, for a number or a 0-d size."""
+        """Add size·(l1 ‖F‖₁ + ½ l2 ‖F‖²): gram + size·l2·I, cross − size·l1, for a number or a 0-d size."""
         if not penalty:
             return self
         on = kernels.of(self.gram)
@@ -71,12 +71,12 @@ class NormalEquations:
         return NormalEquations(gram, cross)
 
     def damped(self, amount: Any, centre: Array) -> NormalEquations:
-        """With ½ amount ‖F − centre‖² added: gram + amount·I, cross + amount·centre; a number or a 0-d array."""
+        """Add ½ amount ‖F − centre‖²: gram + amount·I, cross + amount·centre, for a number or a 0-d amount."""
         on = kernels.of(self.gram)
         return NormalEquations(on.plus_diagonal(self.gram, amount), self.cross + on.cast(amount, centre) * centre)
 
     def objective(self, F: Array) -> float:
-        """½ tr(F gram Fᵀ) − ⟨F, cross⟩, in float64: the squared error up to the constant ½‖A‖²."""
+        """Return ½ tr(F gram Fᵀ) − ⟨F, cross⟩ in float64: half the squared error without the constant ½‖A‖²."""
         on = kernels.of(F)
         return float(0.5 * on.inner(F @ self.gram, F) - on.inner(F, self.cross))
 
@@ -84,10 +84,10 @@ class NormalEquations:
 @state("update-rule.memory")
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """How often a rule has stepped, the factor before the last step (None where it is not used), and a problem's scale.
+    """The state of a rule: number of steps, the factor before the last step (None: not used), the problem's scale.
 
-    The scale is 0 before the first step, and wherever a rule does not ask for it. Both numbers are 0-d values beside
-    the factor, or plain numbers before the first step.
+    The scale is 0 before the first step and for rules that do not use it. Both numbers are 0-d arrays on the factor's
+    device, or plain numbers before the first step.
     """
 
     count: Array = 0
@@ -96,32 +96,32 @@ class RuleState:
 
     @staticmethod
     def at_start(factor: Array, previous: Array | None = None) -> RuleState:
-        """Before the first step on a factor."""
+        """Return the state before the first step on a factor."""
         zero = kernels.of(factor).scalar(0, factor)
         return RuleState(zero, previous, zero)
 
     def cast_like(self, example: Array) -> RuleState:
-        """In the number type and place of an array."""
+        """Return this state with the dtype and device of an array."""
         on = kernels.of(example)
         previous = None if self.previous is None else on.cast(self.previous, example)
         return RuleState(on.scalar(self.count, example), previous, on.scalar(self.scale, example))
 
     def steps(self, like: Array) -> Array:
-        """`count` as a 0-d array beside an array."""
+        """Return `count` as a 0-d array on the device of an array."""
         return kernels.of(like).scalar(self.count, like)
 
     def rows(self, at: slice) -> RuleState:
-        """The state of a block of rows."""
+        """Return the state for a block of rows."""
         return self if self.previous is None else replace(self, previous=self.previous[at])
 
     def advanced(self, previous: Array | None = None, by: int = 1) -> RuleState:
-        """One step later, or several."""
+        """Return the state after one or several steps."""
         return RuleState(self.count + by, previous, self.scale)
 
 
 class CompilableRule(Protocol):
-    """A rule whose step compiled code knows; a subclass is such a rule only if it says so itself."""
+    """A rule that compiled code implements. A subclass must define `compiled_step` itself; inheriting is not enough."""
 
     @property
     def compiled_step(self) -> StepRule | None:
-        """The step, or None where a setting of the rule is not among what compiled code knows."""
+        """The step for compiled code, or None if it does not support a setting of the rule."""

@@ -1,4 +1,4 @@
-"""Revival: components that a penalised step has set to zero in both factors cannot come back by themselves."""
+"""Revival of components that a penalized step has set to zero in both factors, by splitting strong components."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partsong.core.streams import stream
 @state("squared-error.trial")
 @dataclass(frozen=True, slots=True)
 class RevivalState:
-    """A split that is being tried: Hᵀ before it (None: no trial is on), its objective, steps so far, trials so far."""
+    """A trial split: Hᵀ before it (None: no trial is running), its objective, steps so far, trials so far."""
 
     before: Array | None = None
     objective: float = float("inf")
@@ -25,11 +25,12 @@ class RevivalState:
 
 @dataclass(frozen=True, slots=True)
 class Revival:
-    """Split the strongest components into those that are zero, go on, and return if that is no better.
+    """Split the strongest components to replace zero ones, continue, and undo the split if the objective is no better.
 
-    A split halves the features of h_a at random: h_j takes some of them and h_a keeps the others, so that W can fit
-    both as before. It is tried once steps gain less than `slow`, for `patience` steps; whether zero components are a
-    loss or what the penalties want is then known. H alone is looked at: it works wherever H is updated from sums.
+    A component that is zero in both factors cannot recover by itself. A split divides the features of h_a at random: h_j
+    takes some of them and h_a keeps the rest, so that W can fit both as before. A trial starts when a step reduces the
+    objective by less than the share `slow`, and runs for `patience` steps. It shows whether zero components are a loss
+    or the optimum under the penalties. A split changes only H, so it works for all methods that update H from sums.
     """
 
     slow: float = 2e-4
@@ -37,13 +38,13 @@ class Revival:
     most: int = 3
 
     def is_due(self, trial: RevivalState, sizes: np.ndarray, before: float, now: float) -> bool:
-        """Whether to split now; `sizes` (k) are ‖w_j‖ ‖h_j‖, and the objective has fallen from `before` to `now`."""
+        """Return whether to split now; `sizes` (k) are ‖w_j‖ ‖h_j‖, and the objective went from `before` to `now`."""
         is_slow = before - now <= self.slow * abs(now)
         some_are_zero = 0 < int((sizes == 0).sum()) < len(sizes)
         return trial.before is None and trial.count < self.most and is_slow and some_are_zero
 
     def split(self, Ht: Array, sizes: np.ndarray, count: int) -> Array:
-        """Hᵀ (m × k) with the strongest components shared out to those that are zero."""
+        """Return Hᵀ (m × k) with zero components replaced by parts of the strongest ones."""
         values = np.array(kernels.of(Ht).to_numpy(Ht))
         strong = [j for j in np.argsort(-sizes, kind="stable") if sizes[j] > 0]
         for place, j in enumerate(np.flatnonzero(sizes == 0)):
@@ -54,5 +55,5 @@ class Revival:
         return kernels.of(Ht).cast(values, Ht)
 
     def is_improved(self, trial: RevivalState, now: float) -> bool:
-        """Whether the split has led below where it began, by more than such steps gain."""
+        """Return whether the objective is now below its value before the split, by more than the share `slow`."""
         return now < trial.objective - self.slow * abs(trial.objective)

@@ -1,7 +1,7 @@
-"""Sketched steps: the normal equations of W from X S and of H from Sᵀ X, and turns of W and H made of them.
+"""Sketched normal equations (for W from X S, for H from Sᵀ X) and sketched local steps.
 
-A product of three matrices is formed in the order that costs less. X S comes first where S has at most one entry in a
-row and X has more entries than X S; else S Bᵀ does, which is as small as a factor, so that X S is never there.
+A product of three matrices is computed in the cheaper order: X S first if S has at most one entry per row and X has
+more entries than X S, otherwise S Bᵀ, which is as small as a factor, so that X S is never formed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, 
 
 
 def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
-    """The equations for W without a sketch: gram = H Hᵀ, cross = X Hᵀ."""
+    """Return the equations for W without a sketch: gram = H Hᵀ, cross = X Hᵀ."""
     on = kernels.of(Ht)
     return NormalEquations(on.cast(on.gram(Ht, exactly=False), Ht), matrix.times(Ht))
 
 
 def exact_columns(matrix: Matrix, W: Array) -> NormalEquations:
-    """The equations for Hᵀ without a sketch: gram = WᵀW, cross = XᵀW."""
+    """Return the equations for Hᵀ without a sketch: gram = WᵀW, cross = XᵀW."""
     on = kernels.of(W)
     return NormalEquations(on.cast(on.gram(W), W), matrix.transposed_times(W))
 
 
 def sketched_rows(matrix: Matrix, S: Operator, B: Array) -> NormalEquations:
-    """The equations for W of ½‖X S − W B‖²: gram = B Bᵀ, cross = X S Bᵀ, with S (m × d) and B = H S (k × d)."""
+    """Return the equations for W of ½‖X S − W B‖²: gram = B Bᵀ, cross = X S Bᵀ, with S (m × d), B = H S (k × d)."""
     if places_of(S) is not None and matrix.stored > matrix.shape[0] * S.dimension:
         return NormalEquations.of(S.sketch(matrix), B)
     return NormalEquations(B @ B.T, matrix.times(spread(matrix, S, B)))
 
 
 def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
-    """The equations for Hᵀ of ½‖SᵀX − SᵀW H‖², with S (n × d): gram = WᵀS SᵀW, cross = XᵀS SᵀW.
+    """Return the equations for Hᵀ of ½‖SᵀX − SᵀW H‖², with S (n × d): gram = WᵀS SᵀW, cross = XᵀS SᵀW.
 
-    Of rows that S leaves out nothing is read: O(entries of the others · k).
+    Rows that S leaves out are not read: the cost is O(entries of the others · k).
     """
     B = S.sketch_transposed(W)
     places = places_of(S)
@@ -53,7 +53,7 @@ def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
 
 
 def first_rows(equations: NormalEquations) -> Array:
-    """W to begin with, w = c·1 as `start_rows` has it; what signs of S make of c below zero becomes zero."""
+    """Return initial W with rows c·1 from `start_rows`; where signs in S make c negative, it becomes zero."""
     return start_rows(equations.gram, equations.cross).clip(min=0)
 
 
@@ -66,7 +66,7 @@ def run_sketched_steps(
     anchor: ProximalAnchor,
     draws: Iterable[Operator],
 ) -> tuple[RowState, ColumnState]:
-    """For each S drawn: W ← rule(W; H) exactly, then H ← rule(H; SᵀW, SᵀX), pulled to the anchor."""
+    """For each sketch S: W ← rule(W; H) without a sketch, then H ← rule(H; SᵀW, SᵀX), pulled to the anchor."""
     n, m = matrix.shape
     for S in draws:
         memory = rows.memory or solver.rule.init(rows.W)
