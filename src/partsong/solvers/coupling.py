@@ -52,7 +52,7 @@ class Coupling(Protocol):
 
 
 class CompilableCoupling(Protocol):
-    """A coupling that compiled code implements. A subclass must define `compiled_pull` itself; inheriting is not enough."""
+    """A coupling that compiled code implements; each class must define `compiled_pull` itself, not inherit it."""
 
     def compiled_pull(self, Ht: Array, anchor: ProximalAnchor, most: int) -> tuple[Pull, ProximalAnchor, int]:
         """Return the pull, the number of steps it is valid for (at most `most`), and the anchor after these steps."""
@@ -129,7 +129,7 @@ class AlignedProximalTerm:
         """Raise if prox="exact" and the rule has no step size."""
         if self.prox == "exact" and not isinstance(rule, Proximal):
             raise CompositionError(
-                f'prox="exact" needs a rule with a gradient step; got {rule}. Use InertialPalm or ProjectedGradient, or '
+                f'prox="exact" needs a rule with a gradient step; got {rule}. Use InertialPalm, ProjectedGradient, or '
                 'prox="paper".'
             )
 

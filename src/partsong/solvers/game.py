@@ -234,7 +234,7 @@ class GameState:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """Row player i owns w_i = W[i, :], column player j owns h_j = H[:, j]; both have utility u_ij = −½ (x_ij − w_i·h_j)².
+    """Row player i owns w_i = W[i, :], column player j owns h_j = H[:, j]; the utility of both is −½ (x_ij − w_i·h_j)².
 
     A pair step moves both along their own gradient and projects onto w, h ≥ 0 (Alg. 3 of the paper, without its
     transpose of W[i, :]):

@@ -1,4 +1,4 @@
-"""Cells of a matrix that a game plays, and the orders of play: raster, shuffled, stratified, simultaneous, alternating."""
+"""Orders of play of a game (raster, shuffled, stratified, simultaneous, alternating), and the cells that it plays."""
 
 from __future__ import annotations
 

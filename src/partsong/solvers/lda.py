@@ -116,7 +116,7 @@ def _kernel_args(matrix: Matrix, B: np.ndarray) -> tuple[Any, np.ndarray]:
     rows, topics = word_counts(matrix), np.ascontiguousarray(B, np.float64)
     if topics.ndim != 2 or topics.shape[0] != rows.shape[1]:
         raise ShapeError(
-            f"Topics have {topics.shape[0]} words, but documents have {rows.shape[1]}. Use the vocabulary of the topics."
+            f"Topics have {topics.shape[0]} words, but documents have {rows.shape[1]}. Use the topics' vocabulary."
         )
     return rows, topics
 

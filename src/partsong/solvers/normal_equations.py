@@ -120,7 +120,7 @@ class RuleState:
 
 
 class CompilableRule(Protocol):
-    """A rule that compiled code implements. A subclass must define `compiled_step` itself; inheriting is not enough."""
+    """A rule that compiled code implements; each class must define `compiled_step` itself, not inherit it."""
 
     @property
     def compiled_step(self) -> StepRule | None:

@@ -27,10 +27,10 @@ class RevivalState:
 class Revival:
     """Split the strongest components to replace zero ones, continue, and undo the split if the objective is no better.
 
-    A component that is zero in both factors cannot recover by itself. A split divides the features of h_a at random: h_j
-    takes some of them and h_a keeps the rest, so that W can fit both as before. A trial starts when a step reduces the
-    objective by less than the share `slow`, and runs for `patience` steps. It shows whether zero components are a loss
-    or the optimum under the penalties. A split changes only H, so it works for all methods that update H from sums.
+    A component that is zero in both factors cannot recover by itself. A split divides the features of h_a at random:
+    h_j takes some of them and h_a keeps the rest, so that W can fit both as before. A trial starts when a step reduces
+    the objective by less than the share `slow`, and runs for `patience` steps. It shows whether zero components are a
+    loss or the optimum under the penalties. A split changes only H, so it works whenever H is updated from sums.
     """
 
     slow: float = 2e-4
