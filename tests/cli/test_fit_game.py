@@ -87,7 +87,7 @@ def test_a_report_for_people(invoke, data_npy):
 WRONG = {
     "no game": (["--game-order", "random"], "only for --solver game"),
     "no game, missing": (["--solver", "mu", "--missing", "ignore"], "--missing: only for --solver game"),
-    "decay alone": (["--solver", "game", "--step-decay", 0.1], "--step-decay needs a number as step"),
+    "decay alone": (["--solver", "game", "--step-decay", 0.1], "--step-decay needs a numeric step"),
     "no step": (["--solver", "game", "--step", "fast"], "or a number above 0; got 'fast'"),
     "no size": (["--solver", "game", "--step", 0], "--step must be a number above 0; got 0"),
     "endless": (["--solver", "game", "--step", "inf"], "--step must be a number above 0; got inf"),
@@ -125,7 +125,7 @@ def test_help_has_all_of_it(invoke):
 
 def test_a_step_that_is_too_large_is_told_with_the_way_out(told, invoke, data_npy, X):
     words = ["fit", data_npy, "-k", 3, "--solver", "game", "--seed", 5, "--max-iter", 20, "-o", "m.safetensors"]
-    assert "Take a smaller step, or a safe one." in invoke(*words, "--step", 40, code=1).stderr
+    assert "Use a smaller step, or a safe step." in invoke(*words, "--step", 40, code=1).stderr
     done = invoke(*words, "--step", 40, "--game-order", "simultaneous", "--json")
     assert json.loads(done.stdout)["outcome"] == "diverged"
     assert np.isfinite(partsong.load_model("m.safetensors").components).all()

@@ -237,7 +237,7 @@ class TestTrouble:
     def test_a_step_that_is_too_large(self, data):
         done = mpiexec(2, data, "fit", "x.npy", *FIT, "--step", 50, "--engine", "mpi", "--json", "-o", "m.safetensors")
         assert done.returncode != 0
-        assert "Take a smaller step, or a safe one." in done.stderr
+        assert "Use a smaller step, or a safe step." in done.stderr
 
     def test_rows_and_columns_of_which_nothing_is_known(self, data):
         """A rank without a known cell goes along; if no rank knows any, that is an error of all."""

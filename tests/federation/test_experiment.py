@@ -252,7 +252,7 @@ def test_methods_without_such_keys_are_told_as_before():
         ({"method": "game", "order": "simultaneous"}, "all rows in one place"),
         ({"method": "game", "step": "fast"}, 'step must be "safe" or a number'),
         ({"method": "game", "step": 0}, "step must be a number above 0"),
-        ({"method": "game", "step_decay": 0.1}, "step_decay needs a number as step"),
+        ({"method": "game", "step_decay": 0.1}, "step_decay needs a numeric step"),
         ({"method": "game", "shrink": 0.5}, 'shrink needs self_play = "min" or "max"'),
         ({"method": "game", "self_play": "min", "shrink": 2}, "shrink must be from 0 to 1"),
         ({"method": "game", "leader": "row"}, "Did you mean 'rows'"),
@@ -284,8 +284,8 @@ def test_keys_that_cannot_be_meant_are_refused_with_the_way_out(table, match):
         experiment_of(**table)
 
 
-def test_a_leader_is_for_meetings_of_two():
-    with pytest.raises(CompositionError, match="meetings of two"):
+def test_a_leader_needs_an_order_of_single_cells():
+    with pytest.raises(CompositionError, match="leader needs an order that plays single cells"):
         experiment_of(method="game-consensus", order="simultaneous", leader="rows")
 
 

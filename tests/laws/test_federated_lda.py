@@ -349,7 +349,7 @@ def test_a_party_does_not_take_the_servers_word_for_sizes():
         with pytest.raises(ShapeError, match="words"):
             program.local(shard, LDAPartyState(), Message({"H": np.ones(shape)}))
     program = FederatedLDA(TOPICS, starts_over=False)
-    with pytest.raises(ShapeError, match="Start without them"):
+    with pytest.raises(ShapeError, match="gamma=None"):
         program.local(shard, LDAPartyState(np.ones((99, TOPICS))), Message({"H": np.ones((TOPICS, WORDS))}))
     with pytest.raises(ShapeError, match="words"):
         program.solver.solve_rows(shard.matrix, np.ones((WORDS + 1, TOPICS)))

@@ -267,7 +267,7 @@ def test_a_random_order_is_every_cell_once_and_is_drawn_from_the_seed(form):
     one, again, other = (play(strong, matrix, W, Ht, seed=seed)[0].W for seed in (1, 1, 2))
     assert_array_equal(one, again)
     assert not np.array_equal(one, other)
-    with pytest.raises(ParameterError, match="needs a generator"):
+    with pytest.raises(ParameterError, match="needs a random generator"):
         game.sweep(matrix, GameState(W, Ht), 0)
 
 
@@ -484,7 +484,7 @@ def test_what_is_no_number_is_refused_as_one():
             with pytest.raises(ParameterError, match="number"):
                 build(bad)
         for name in ("relaxation", "slower", "faster", "least"):
-            with pytest.raises(ParameterError, match=f"SafeStep needs a number {name}"):
+            with pytest.raises(ParameterError, match=f"{name} of SafeStep must be a number"):
                 SafeStep(**{name: bad})
         for shrink in (ShrinkOthers, ShrinkSmallest):
             with pytest.raises(ParameterError, match="between 0 and 1"):
@@ -507,7 +507,7 @@ def test_parts_of_a_game_are_looked_at():
     for step in (SafeStep, "safe", None, True, Raster()):
         with pytest.raises(ParameterError, match=r"step must be one of SafeStep\(\)"):
             Game(step=step)
-    with pytest.raises(ParameterError, match=r"got 0\.25\. For a fixed step write ConstantStep\(0\.25\)"):
+    with pytest.raises(ParameterError, match=r"got 0\.25\. For a fixed step, pass ConstantStep\(0\.25\)"):
         Game(step=0.25)
     for self_play in (ShrinkOthers, "shrink", None, 0.9, abs):
         with pytest.raises(ParameterError, match=r"self_play must be one of NoSelfPlay\(\)"):
@@ -523,9 +523,9 @@ def test_games_that_diverge_name_a_way_out():
 def test_maps_of_players_are_looked_at():
     X = cells()
     matrix, (W, Ht) = as_matrix(X), start(*X.shape, 3)
-    with pytest.raises(ParameterError, match="row_workers names the workers of 3 players, but there are 23"):
+    with pytest.raises(ParameterError, match="row_workers must have one entry for each of 23 players; it has 3"):
         play(Game(Stratified(row_workers=(0, 1, 2))), matrix, W, Ht)
-    with pytest.raises(ParameterError, match="column_workers names the workers of 23 players, but there are 17"):
+    with pytest.raises(ParameterError, match="column_workers must have one entry for each of 17 players; it has 23"):
         play(Game(Stratified(column_workers=(0,) * 23)), matrix, W, Ht)
     with pytest.raises(CompositionError, match="over all columns"):
         play(Game(Stratified(column_workers=(0,) * 17)), matrix, W, Ht, columns=(0, 3))
@@ -542,7 +542,7 @@ def test_cells_of_tensors_are_not_played_but_all_at_once_is():
     X = cells()
     W, Ht = start(*X.shape, 3)
     tensors = as_matrix(torch.from_numpy(X)), torch.from_numpy(W), torch.from_numpy(Ht)
-    with pytest.raises(CompositionError, match="cannot be played"):
+    with pytest.raises(CompositionError, match="Single cells can be played only"):
         play(Game(), *tensors)
     for order in (Simultaneous(), Alternating()):
         there, here = play(Game(order), *tensors, 3)[-1], play(Game(order), as_matrix(X), W, Ht, 3)[-1]

@@ -303,7 +303,7 @@ def test_a_party_that_is_left_out_is_absent(name):
 @pytest.mark.parametrize("order", [Raster(), Shuffled(), Stratified()], ids=repr)
 @pytest.mark.parametrize("eta", [300.0, 1e30])
 def test_a_step_too_large_ends_a_run(order, step, parties, eta):
-    with pytest.raises(DivergenceError, match="Take a smaller step, or a safe one"):
+    with pytest.raises(DivergenceError, match="Use a smaller step, or a safe step"):
         run(FederatedGame(K, Game(order, step(eta))), shards_of(100 * data(), parties), 50 * parties)
 
 
@@ -378,7 +378,7 @@ def test_consensus_of_a_game_is_play_and_the_mean(name):
 
 @pytest.mark.parametrize("order", [Raster(), Stratified(), Simultaneous()], ids=repr)
 def test_consensus_of_a_game_with_too_large_a_step_ends(order):
-    with pytest.raises(DivergenceError, match="Take a smaller step"):
+    with pytest.raises(DivergenceError, match="Use a smaller step"):
         run(LocalAveraging(K, game=Game(order, ConstantStep(1e9)), steps=60), shards_of(data(), 3))
 
 

@@ -317,7 +317,7 @@ class Game:
     @property
     def divergence_advice(self) -> str:
         """What to change in a game that has diverged."""
-        return "Check the scale of the data." if self.step.is_balanced else 'Use a smaller step, or step="safe".'
+        return "Check the scale of the data." if self.step.is_balanced else "Use a smaller step, or a safe step."
 
 
 def _require_protocol(part: object, needed: tuple[str, ...], name: str, choices: str) -> None:
@@ -392,7 +392,7 @@ def compose_game(
         )
     if shrink is not None:
         if isinstance(alone, NoSelfPlay):
-            raise ParameterError('shrink needs self_play="min" or self_play="max".', parameter="shrink")
+            raise ParameterError('shrink needs self_play = "min" or "max".', parameter="shrink")
         alone = replace(alone, factor=shrink)
     pace: StepSize = SafeStep()
     if step is not None and step != SAFE:

@@ -1024,7 +1024,7 @@ def test_gaps_are_the_same_in_every_form():
 def test_gaps_are_for_games():
     dense, _, _ = gapped()
     for method in ("exact", "fnmf", build("exact", 3, local_steps=5)):
-        with pytest.raises(ParameterError, match='missing="ignore" is for method="game"'):
+        with pytest.raises(ParameterError, match='missing="ignore" needs method="game"'):
             partsong.FederatedNMF(3, method=method, missing="ignore").fit(dense)
     with pytest.raises(ParameterError, match="Unknown missing 'drop'; choose one of refuse, ignore"):
         partsong.FederatedNMF(3, method="game", missing="drop").fit(dense)

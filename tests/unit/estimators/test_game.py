@@ -104,7 +104,7 @@ def test_penalties_and_other_nonsense_are_refused():
         model_of(missing="mean").fit(X)
     with pytest.raises(ParameterError, match='missing="ignore" is for solver="game"'):
         partsong.NMF(3, missing="ignore").fit(X)
-    with pytest.raises(ParameterError, match="row_workers names the workers of 3 players"):
+    with pytest.raises(ParameterError, match=r"row_workers must have one entry for each of \d+ players; it has 3"):
         model_of(solver=Game(Stratified(row_workers=(0, 1, 2)))).fit(X)
 
 
@@ -270,7 +270,7 @@ def test_a_step_too_large_ends_as_every_fit_that_diverges(order, step, missing, 
         except DivergenceError as error:
             told = str(error)
     if told:
-        assert "Take a smaller step, or a safe one" in told
+        assert "Use a smaller step, or a safe step" in told
         assert not hasattr(model, "components_")
         return
     assert model.outcome_ is Outcome.DIVERGED
@@ -282,7 +282,7 @@ def test_a_step_too_large_ends_as_every_fit_that_diverges(order, step, missing, 
 @pytest.mark.parametrize("order", ORDERS, ids=repr)
 def test_in_single_precision_as_well(order):
     model = model_of(solver=Game(order, ConstantStep(1e30)))
-    with pytest.raises(DivergenceError, match="Take a smaller step"):
+    with pytest.raises(DivergenceError, match="Use a smaller step"):
         model.fit(planted().astype(np.float32))
 
 
@@ -353,7 +353,7 @@ def test_a_federation_that_runs_away_says_so():
 
     parts = np.array_split(planted(120), 4)
     too_fast = FederatedGame(3, game=Game(step=ConstantStep(1e30)))
-    with pytest.raises(DivergenceError, match="Take a smaller step"):
+    with pytest.raises(DivergenceError, match="Use a smaller step"):
         partsong.FederatedNMF(method=too_fast, rounds=80, random_state=0).fit(parts)
     with pytest.raises(CompositionError, match="all players at once"):
         partsong.FederatedNMF(method=FederatedGame(3, game=Game(order=Simultaneous()))).fit(parts)
