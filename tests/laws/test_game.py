@@ -517,7 +517,7 @@ def test_parts_of_a_game_are_looked_at():
 def test_games_that_diverge_name_a_way_out():
     for order in ORDERS:
         assert "scale of the data" in Game(order).way_out
-        assert "smaller step" in Game(order, ConstantStep(0.25)).way_out
+        assert "smaller step" in Game(order, ConstantStep(0.25)).divergence_advice
 
 
 def test_maps_of_players_are_looked_at():
