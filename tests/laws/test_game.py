@@ -516,7 +516,7 @@ def test_parts_of_a_game_are_looked_at():
 
 def test_games_that_diverge_name_a_way_out():
     for order in ORDERS:
-        assert "scale of the data" in Game(order).way_out
+        assert "scale of the data" in Game(order).divergence_advice
         assert "smaller step" in Game(order, ConstantStep(0.25)).divergence_advice
 
 

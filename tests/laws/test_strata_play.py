@@ -145,8 +145,8 @@ def test_one_party_plays_the_sweeps_of_a_game(order):
     for done in rounds:
         error = matrix.squared_distance(game_state.W, game_state.Ht)
         game_state = game.sweep(matrix, game_state, done.index, pace=pace, residual_norm=np.sqrt(error))
-        seen = game_state.seen if order.plays_cells else error
-        pace, before = step.paced(pace, done.index, before, seen), seen
+        seen = game_state.squared_error if order.plays_cells else error
+        pace, before = step.next_pace(pace, done.index, before, seen), seen
         assert_array_equal(done.model["H"], game_state.Ht.T)
         share = matrix.squared_distance(game_state.W, game_state.Ht) / matrix.squared_norm
         assert done.metrics["relative_error"] == pytest.approx(np.sqrt(share))
@@ -369,7 +369,7 @@ def test_consensus_of_a_game_is_play_and_the_mean(name):
             for i in range(done.index * steps, done.index * steps + steps):
                 draw = stream(shard.secret, "play", shard.name, i)
                 game_state = game.sweep(shard.matrix, game_state, i, pace=pace, generator=draw)
-                pace, before = game.step.paced(pace, i, before, game_state.seen), game_state.seen
+                pace, before = game.step.next_pace(pace, i, before, game_state.squared_error), game_state.squared_error
             own[shard.name], paces[shard.name] = game_state.W, pace
             mean += shard.matrix.shape[0] * game_state.Ht.T / len(data())
         Ht = np.ascontiguousarray(mean.T)
