@@ -127,7 +127,7 @@ def play_list(pairs, X, W, Ht, meeting, known):
     W, Ht = W.copy(), Ht.copy()
     rows, columns = (np.array(side, np.int64) for side in zip(*(p for p in pairs if known[p]), strict=True))
     values = X[rows, columns].astype(W.dtype)
-    seen = compiled_game.play_cells(rows, columns, values, W, Ht, *meeting.numbers(W.dtype))
+    seen = compiled_game.play_cells(rows, columns, values, W, Ht, *meeting.compiled_args(W.dtype))
     return W, Ht, seen
 
 
@@ -157,8 +157,8 @@ def test_stratified_play_is_sequential_play_in_its_order_bit_for_bit(form, dtype
                     (done,) = play(Game(order, step), matrix, W, Ht)
                 assert_array_equal(done.W, there[0] / dtype(scale))
                 assert_array_equal(done.Ht, there[1] * dtype(scale))
-                assert done.seen == pytest.approx(there[2], rel=1e-12)
-                seen.add(done.seen)
+                assert done.squared_error == pytest.approx(there[2], rel=1e-12)
+                seen.add(done.squared_error)
             assert len(seen) == 1, "the pace of later sweeps hangs on it"
 
 
@@ -230,7 +230,7 @@ def test_a_sweep_is_the_loops_of_the_paper(form, leader):
                 seen += e * e
     assert_allclose(done.W, W, rtol=1e-11)
     assert_allclose(done.Ht, Ht, rtol=1e-11)
-    assert done.seen == pytest.approx(seen, rel=1e-11)
+    assert done.squared_error == pytest.approx(seen, rel=1e-11)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -247,7 +247,7 @@ def test_all_at_once_is_projected_gradient(form, step):
     assert_allclose(turns.W, both.W, atol=1e-13)
     fresh = (X - turns.W @ Ht.T) * known
     assert_allclose(turns.Ht, np.maximum(0, Ht + eta * fresh.T @ turns.W), atol=1e-13)
-    assert np.isnan(both.seen)
+    assert np.isnan(both.squared_error)
 
 
 @pytest.mark.parametrize("form", FORMS)

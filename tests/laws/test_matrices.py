@@ -180,7 +180,7 @@ def test_only_small_data_are_held_twice(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_random_numbers_drawn_in_blocks_are_those_drawn_at_once(dtype, monkeypatch):
-    monkeypatch.setattr(initialization, "DRAWN", 7)
+    monkeypatch.setattr(initialization, "DRAW_BLOCK", 7)
     drawn = initialization.random_columns(40, 3, np.random.default_rng(5), dtype)
     assert_array_equal(drawn, np.random.default_rng(5).random((40, 3)).astype(dtype))
 

@@ -315,9 +315,9 @@ def test_rows_that_cannot_be_bounded_are_refused():
         bounds.sums(np.ones((3, 2)), rows)
     with pytest.raises(ShapeError):
         bounds.quantize_rows(np.ones(3))
-    with pytest.raises(ParameterError, match="quantized_rows"):
+    with pytest.raises(ParameterError, match="quantize_rows"):
         bounds.sums(np.ones((2, 2)), np.full((2, 3), 0.5))
-    with pytest.raises(ParameterError, match="quantized_rows"):
+    with pytest.raises(ParameterError, match="quantize_rows"):
         bounds.sums(np.ones((2, 2)), np.full((2, 3), 2.0**21))
     for setting in ((0.0, 1.0), (1.0, math.nan), (1.0, 1.0, -1.0)):
         with pytest.raises(ParameterError):

@@ -221,7 +221,7 @@ def test_number_types(given_type, kept):
 
 def test_input_is_not_changed():
     values, known = ratings()
-    for form in ("NaN", "secure_aggregation", "unsorted csr"):
+    for form in ("NaN", "masked", "unsorted csr"):
         X = FORMS[form](values, known)
         kept = X.copy()
         matrix = observed(X)

@@ -78,7 +78,7 @@ def test_the_seed_of_anchors_draws_the_rows_of_large_data(monkeypatch):
         drawn.append(matrix.times(np.eye(25)).tobytes())
         return plain(matrix, rank)
 
-    monkeypatch.setattr(start_module, "ANCHOR_EFFORT", 1)
+    monkeypatch.setattr(start_module, "MAX_ANCHOR_WORK", 1)
     monkeypatch.setattr(start_module, "_choose_anchors", choose)
     for seed in (3, 3, 4):
         start(planted(shape=(600, 25)), "anchors", seed=seed)

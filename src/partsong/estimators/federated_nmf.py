@@ -53,7 +53,7 @@ from partsong.estimators.validation import (
 from partsong.methods.privacy_request import Privacy, RowPrivacy, build_secure_sum, privacy_from_dict, privacy_to_dict
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import party_exposures, worst_party
-from partsong.privacy.spending import SIMULATION_ONLY, PrivacyTracker, parse_spent, without_party_names
+from partsong.privacy.spending import SIMULATION_ONLY, PrivacyTracker, parse_spent, remove_names
 from partsong.secure_aggregation.protocol import SecureSum
 from partsong.solvers.observed import ObservedRowSolver
 from partsong.training.checkpoint import RunRecorder, fingerprint, stored_rows
@@ -450,8 +450,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         settings = {**self.settings(), "parties": self.n_parties_}
         if self.privacy_report_ is not None:
-            spent = without_party_names(self.privacy_report_)
-            settings |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": spent}
+            settings |= {"privacy": privacy_to_dict(self.privacy), "privacy_spent": remove_names(self.privacy_report_)}
         elif self.n_samples_ is not None:
             settings |= {"n_samples": self.n_samples_}
         settings |= {"secure_aggregation": True} if self.secure_aggregation else {}

@@ -103,13 +103,13 @@ def count_releases(accounts: Accounts, party: str) -> int:
     return len(accounts.ledgers.get(party, ()))
 
 
-def without_party_names(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def remove_names(values: Mapping[str, Any] | None) -> dict[str, Any]:
     """`PrivacyTracker.to_dict` for a model file, which names no party."""
     return {name: value for name, value in (values or {}).items() if name != "epsilon_by_party"}
 
 
 def parse_spent(values: Any) -> dict[str, Any] | None:
-    """What `without_party_names` wrote into a model file, and None where there is nothing."""
+    """What `remove_names` wrote into a model file, and None where there is nothing."""
     if values is None:
         return None
     epsilon = values.get("epsilon_spent") if isinstance(values, Mapping) else None

@@ -438,7 +438,7 @@ def gram_norm(factor: Array) -> float:
 def _require_all(matrix: Matrix, first: int, last: int) -> None:
     if (first, last) != (0, matrix.shape[1]):
         raise CompositionError(
-            "Simultaneous() and Alternating() play all columns at once and cannot be split into column ranges. Use "
+            "Simultaneous() and Alternating() need a sweep over all columns, not over a range of them. Use "
             "Stratified() or, between parties, SharedSums with ProjectedGradient."
         )
 

@@ -202,7 +202,7 @@ def counted(program, shards, engine=Sequential(), reduction=PlainReduction()):
 
 
 def assert_same_counts(some, other):
-    assert (some.asked, some.documents) == (other.asked, other.documents)
+    assert (some.topic_pairs, some.documents) == (other.topic_pairs, other.documents)
     assert_array_equal(some.words, other.words)
     assert_array_equal(some.pairs, other.pairs)
 
