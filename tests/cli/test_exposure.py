@@ -58,7 +58,7 @@ def test_check_says_how_much_may_leave(invoke, told, tmp_path):
     np.save(tmp_path / "X.npy", X)
     said = " ".join(invoke("check", "X.npy").stdout.split())
     assert "This table has 60 rows; its rarest column has a value in 7 of them." in said
-    assert "may be at most 3 before values can be computed back, and 0 before" in said
+    assert "Above 3, values can be computed back. Above 0, someone" in said
     exposure = told("check", "X.npy")["exposure"]
     assert exposure == {"rows": 60, "rarest_column": 7, "most_for_guess": 0, "most_for_membership": 3}
 
@@ -68,7 +68,7 @@ def test_a_fit_of_parts_has_a_line_about_its_exposure(invoke, told, tmp_path):
     fit = ("fit", parts, "-k", 3, "--tol", 0, "-o", "model.safetensors")
     said = invoke(*fit, "--method", "exact", "--rounds", 4).stdout
     (line,) = [line for line in said.splitlines() if line.startswith("exposure")]
-    assert "membership. 4 rounds × 3 components sent 12 combinations of the 30 rows of site0, rarest column 30." in line
+    assert "membership. 4 rounds × 3 components sent 12 combinations of the 30 rows of site0 (rarest column: 30 rows)." in line
     assert "At most 5 rounds" in line
     exposure = told(*fit, "--method", "exact", "--rounds", 6)["exposure"]
     assert (exposure["level"], exposure["directions"], exposure["most_rounds"]) == ("rows", 18, 5)

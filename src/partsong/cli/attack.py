@@ -91,7 +91,7 @@ def attack(
 
     The first line is the severity: the worse of what follows from the numbers of rounds, components and rows, and of
     what was found. guess: someone with a record may guess that it was used; membership: can tell; entries, rows:
-    values or whole rows can be reconstructed; unknown: only H was sent, for which no law is known; bounded: uploads
+    values or whole rows can be reconstructed; unknown: only H was sent, and no bound is known for it; bounded: uploads
     had noise.
     """
     require_writable("--report", report, (".html",))

@@ -89,10 +89,10 @@ NEEDS = {
 
 # ---- options ----------------------------------------------------------------------------------------------------
 
-KEEPING, MODEL, STOPPING, COMPUTING = "Keeping", "Model", "Stopping", "Computing"
+KEEPING, MODEL, STOPPING, COMPUTING = "Output", "Model", "Stopping", "Computing"
 FEDERATION, NOISE = "Federation (DATA is a folder of parts)", "Privacy (DATA is a folder of parts)"
 RANKED_PANEL = "Ranks (one file over the processes of mpiexec or torchrun)"
-METHOD_PANEL = "Parameters of methods, --solver game and --solver sanls"
+METHOD_PANEL = "Parameters of single methods, --solver game and --solver sanls (methods: values)"
 
 
 _DATA = typer.Argument(
@@ -133,17 +133,18 @@ class FitOptions:
     missing: str = opt(
         MISSING[0],
         MODEL,
-        "Games only. ignore: blanks, NaN, and cells that a sparse file does not store count as unknown.",
+        "Games only. ignore: treat blanks, NaN, and cells that a sparse file does not store as unknown.",
         choices=MISSING,
     )
     tol: float = opt(
         1e-4,
         STOPPING,
-        "Stop when ten iterations each lower the squared error by less than this share of the explained or of the "
-        "remaining sum of squares, whichever is smaller; 0: never. asyn-… over ranks: when it changes less per turn.",
+        "Stop when the squared error falls per iteration, on average over ten, by less than this share of the explained "
+        "or of the remaining sum of squares, whichever is smaller; 0: never. Methods asyn-… over ranks: when it changes "
+        "less per turn.",
         min=0.0,
     )
-    max_iter: int = opt(500, STOPPING, "Maximum number of iterations; for asyn-… over ranks, of arrivals.", min=1)
+    max_iter: int = opt(500, STOPPING, "Maximum number of iterations; for methods asyn-… over ranks, of arrivals.", min=1)
     rounds: int | None = opt(
         None,
         STOPPING,

@@ -142,7 +142,7 @@ def _name_renamed(error: Any) -> None:
 app = typer.Typer(
     name="partsong",
     cls=Commands,
-    help="Non-negative matrix factorization X ≈ W H, of data in one spec or spread over parties that keep their rows.",
+    help="Non-negative matrix factorization X ≈ W H of data in one place, or spread over parties that keep their rows.",
     epilog="Start with: partsong demo",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,

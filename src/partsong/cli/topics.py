@@ -40,7 +40,7 @@ LEARNING, WORDS, PARTIES, DESCENT, KEEPING = (
     "Words",
     "Parties (several files)",
     "Gradient descent",
-    "Keeping",
+    "Output",
 )
 TOGETHER, POOLED = methods.names(methods.TEXTS), methods.pooled_names()
 ALONE = tuple(POOLED)

@@ -414,9 +414,9 @@ class Comparison:
         return lacking + (
             f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
             "are over all rows, with weights fitted to the model; “local” has one model per party. "
-            "Start: one H common to all, the same for every method, or one of its own for each party. Steps: local "
-            "iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
-            "parties' H_p from the shared H, by position and after alignment."
+            "init_mode: parties start from one shared H, the same for every method, or each from a local H. Steps: "
+            "local iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
+            "parties' H_p from the shared H by position; aligned: after alignment."
             f"{self._unequal}"
         )
 
@@ -427,8 +427,8 @@ class Comparison:
         if "exact" not in made or len(set(made.values())) == 1:
             return ""
         others = " and ".join(f"“{name}” {count}" for name, count in made.items() if name != "exact")
-        same = "; “exact” would be “pooled” after as many" if made.get("pooled", made["exact"]) != made["exact"] else ""
-        return f" Of the same iteration “exact” made {made['exact']}, {others}{same}."
+        same = "; after as many, “exact” equals “pooled”" if made.get("pooled", made["exact"]) != made["exact"] else ""
+        return f" Number of iterations: “exact” {made['exact']}, {others}{same}."
 
     def to_table(self) -> str:
         """Return plain text with one line per method."""

@@ -331,8 +331,8 @@ def require_missing(missing: Any, solver: Any) -> None:
     """Require a game for missing="ignore"."""
     if one_of("missing", missing, MISSING) == "ignore" and not is_game(solver):
         raise ParameterError(
-            f'missing="ignore" is for solver="game", in which unknown cells are not played; the solver is {solver!r}. '
-            "Use that, or impute the missing values.",
+            f'missing="ignore" needs solver="game", which fits known cells only; got solver={solver!r}. '
+            'Use solver="game", or impute the missing values.',
             parameter="missing",
         )
 

@@ -272,8 +272,8 @@ UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): after enou
   reconstructed, also under secure aggregation. {sent} combinations of them have left. Only noise (epsilon) prevents
   that."""
 OF_TEXTS = """  Most words occur in few texts, so sums of texts without noise reveal the texts. Methods that send sums
-  ("exact", "fnmf", "fedlda") are refused unless site.toml has maximum_exposure = "rows". "fednmf" sends only H, for
-  which no law is known."""
+  ("exact", "fnmf", "fedlda") are refused unless site.toml has maximum_exposure = "rows". "fednmf" sends only H; no
+  bound is known for what H reveals."""
 PLANS = (10, 40, 100)
 """Values of rounds × rank for which a site is shown how many of its columns have values in too few rows."""
 
@@ -309,7 +309,7 @@ class Terms:
         if (most := support.max_directions(limit)) is None:
             return UNLIMITED.format(sent=self.sent), False
         now = support.exposure(self.sent)
-        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} at most, because no sum has left yet."
+        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: at most {now}, because no sum has left yet."
         masked = (
             "; under secure aggregation their number is rounded up to a power of two"
             if self.policy.secure_aggregation

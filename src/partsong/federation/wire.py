@@ -448,7 +448,7 @@ def exposure_advice(counts: Mapping[str, int]) -> str:
         return "No round without noise is allowed"
     allowed = [f"{rounds} rounds of this rank"] if rounds else []
     allowed += [f"rank {rank} in as many rounds"] if rank else []
-    return f"At most {', or '.join(allowed)}, would be allowed"
+    return f"At most {' or '.join(allowed)} would be allowed"
 
 
 def error_from_refusal(party: str, refusal: Refusal, index: int) -> PartyError:

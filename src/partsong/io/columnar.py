@@ -63,7 +63,7 @@ def read_h5ad(path: Path, wanted: ReadOptions) -> Table:
         if place not in file:
             layers = ", ".join(map(repr, file.get("layers", ()))) or "none"
             raise ParameterError(
-                f"{path}: there is no {place}. Layers: {layers}. Pass one of them as key, or none for X.",
+                f"{path}: there is no {place}. Layers: {layers}. Pass a layer as key, or omit key to read X.",
                 parameter="key",
             )
         for part in (place, "obs", "var"):
@@ -86,7 +86,7 @@ def _find(path: Path, names: list[str], label: str) -> int:
     if names.count(label) != 1:
         shown = first_few(map(repr, names[:SHOWN]), len(names), "column")
         raise FeatureError(
-            f"{path}: label={label!r} is not a unique column. Columns: {shown}. Pass one of them.",
+            f"{path}: label={label!r} does not name exactly one column. The file has {shown}. Pass one of them.",
             parameter="label",
         )
     return names.index(label)

@@ -56,11 +56,12 @@ LIMITS = (Exposure.GUESS, Exposure.MEMBERSHIP, Exposure.ENTRIES, Exposure.ROWS)
 MEANING = {
     Exposure.BOUNDED: "Every upload had noise: what anyone can learn of one unit is bounded by (ε, δ).",
     Exposure.UNKNOWN: (
-        "Only H was sent. No law is known for it; membership tests reached an AUC of .53 to .85 in our measurements."
+        "Only H was sent. No bound is known for what it reveals; membership tests reached an AUC of .53 to .85 in our "
+        "measurements."
     ),
-    Exposure.GUESS: "Somebody who holds a person's whole record may guess that it was used.",
+    Exposure.GUESS: "Someone who holds a person's whole record may guess that it was used.",
     Exposure.MEMBERSHIP: (
-        "Somebody who holds a person's whole record can tell in most cases whether it was used. No column of the table "
+        "Someone who holds a person's whole record can tell in most cases whether it was used. No column of the table "
         "is determined; a row unlike all others can still stand out."
     ),
     Exposure.ENTRIES: "Values of rare columns may be computed back.",
@@ -125,10 +126,10 @@ class Support:
 
     def __str__(self) -> str:
         return (
-            f"This table has {self.rows} rows; its rarest column has a value in {self.rarest} of them. If its sums "
-            f"leave (a federation by exact rounds), rounds × components, over all runs together, may be at most "
-            f"{self.rarest // 2} before values can be computed back, and {self.rarest // 10} before someone who holds "
-            "a person's record can do more than guess that it was used."
+            f"This table has {self.rows} rows; its rarest column has a value in {self.rarest} of them. For a "
+            f"federation with exact rounds, count rounds × components over all runs. Above {self.rarest // 2}, values "
+            f"can be computed back. Above {self.rarest // 10}, someone who holds a person's record can do more than "
+            "guess that it was used."
         )
 
     def to_dict(self) -> dict[str, int]:
@@ -221,8 +222,8 @@ class PartyExposure:
             return f"Exposure: bounded. {MEANING[self.level]}"
         return (
             f"Exposure: {self.level}. {self.rounds} rounds × {self.rank} components sent {self.directions} "
-            f"combinations of the {self.support.rows} rows of {self.party}, rarest column {self.support.rarest}. "
-            f"{MEANING[self.level]} {self.advice}"
+            f"combinations of the {self.support.rows} rows of {self.party} (rarest column: {self.support.rarest} "
+            f"rows). {MEANING[self.level]} {self.advice}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -240,11 +241,11 @@ class PartyExposure:
     def advice(self) -> str:
         """What would have stayed within `membership`."""
         if self.level.within(Exposure.MEMBERSHIP):
-            return f"At most {self.max_rounds} rounds of this rank stay at membership."
+            return f"At most {self.max_rounds} rounds of this rank stay at level membership."
         if not self.max_rounds and not self.max_rank:
-            return "No exact round stays at membership here; use noise."
+            return "Not even one exact round stays at level membership here. Use noise."
         rank = f" (or rank {self.max_rank})" if self.max_rank else ""
-        return f"At most {self.max_rounds} rounds{rank} stay at membership."
+        return f"At most {self.max_rounds} rounds{rank} stay at level membership."
 
 
 def max_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 << 20) -> int:

@@ -63,7 +63,7 @@ def prepare_folder(folder: Path, overwrite: bool) -> None:
             )
         if not overwrite:
             raise FileError(
-                f"run_folder={str(folder)!r} is not empty. Choose another name, or use overwrite.",
+                f"run_folder={str(folder)!r} is not empty: it holds a run. Choose another name, or use overwrite.",
                 parameter="run_folder",
             )
     require_writable_folder("run_folder", folder if folder.is_dir() else folder.absolute().parent)

@@ -146,13 +146,13 @@ def test_references_are_as_short_as_a_mapping_says(federation):
 
 
 def test_captions_say_where_the_same_iteration_was_not_made_equally_often(federation, found):
-    assert "Of the same iteration" not in found.caption
+    assert "Number of iterations" not in found.caption
     unequal = partsong.compare(federation, 3, ["local", "exact", "pooled"], rounds=3, random_state=0)
-    told = "“exact” made 3, “local” 100 and “pooled” 100; “exact” would be “pooled” after as many."
-    assert f"Of the same iteration {told}" in unequal.caption
+    told = "“exact” 3, “local” 100 and “pooled” 100; after as many, “exact” equals “pooled”."
+    assert f"Number of iterations: {told}" in unequal.caption
     assert told in " ".join(str(unequal).split())
     alone = partsong.compare(federation, 3, ["local", "exact"], rounds=3, random_state=0)
-    assert alone.caption.endswith("Of the same iteration “exact” made 3, “local” 100.")
+    assert alone.caption.endswith("Number of iterations: “exact” 3, “local” 100.")
 
 
 def test_the_help_says_that_references_are_not_cut_short():
