@@ -68,7 +68,10 @@ def test_a_fit_of_parts_has_a_line_about_its_exposure(invoke, told, tmp_path):
     fit = ("fit", parts, "-k", 3, "--tol", 0, "-o", "model.safetensors")
     said = invoke(*fit, "--method", "exact", "--rounds", 4).stdout
     (line,) = [line for line in said.splitlines() if line.startswith("exposure")]
-    assert "membership. 4 rounds × 3 components sent 12 combinations of the 30 rows of site0 (rarest column: 30 rows)." in line
+    assert (
+        "membership. 4 rounds × 3 components sent 12 combinations of the 30 rows of site0 (rarest column: 30 rows)."
+        in line
+    )
     assert "At most 5 rounds" in line
     exposure = told(*fit, "--method", "exact", "--rounds", 6)["exposure"]
     assert (exposure["level"], exposure["directions"], exposure["most_rounds"]) == ("rows", 18, 5)
@@ -213,7 +216,7 @@ def test_a_search_that_was_cut_off_says_so(invoke, told, tmp_path):
 def test_runs_of_other_data_are_refused(invoke, told, tmp_path):
     first = recorded(invoke, written(tmp_path / "a", dense(0, 60, 20), 3), "first", 3, 2)
     narrow = recorded(invoke, written(tmp_path / "b", dense(0, 60, 19), 3), "narrow", 3, 2)
-    assert "other data" in told("attack", first, narrow, code=1)["error"]
+    assert "differ in their columns" in told("attack", first, narrow, code=1)["error"]
     write_parts(tmp_path / "c", Table(dense(0, 60, 20)), {"x": np.arange(30), "y": np.arange(30, 60)}, {})
     strangers = recorded(invoke, tmp_path / "c", "strangers", 3, 2)
     assert "no party in common" in told("attack", first, strangers, code=1)["error"]
@@ -271,16 +274,16 @@ def test_join_says_how_much_may_leave_and_asks_once_about_rare_columns(kit, tmp_
     result = runner().invoke(app, kit, input=f"y\n{answer}\n")
     said = " ".join(result.output.split())
     assert result.exit_code == 0, said
-    assert "Of 2 combinations of your rows that may leave, 0 have left; a run that needs more is refused." in said
-    assert "One that sends models it crafted can read single rows, and only noise (epsilon) prevents that." in said
-    assert "Masks hide which site a row is from, and nothing else here." in said
-    assert "For 40 more, fewer than 128 rows use 1 of 12 columns, which hold" in said
-    assert "May columns that too few rows use be set to zero in runs?" in said
+    assert "At most 2 combinations of your rows may leave; 0 have left. A run that needs more is refused." in said
+    assert "One that sends crafted models can read single rows; only noise (epsilon) prevents that." in said
+    assert "Here, secure aggregation hides only which site a row comes from." in said
+    assert "For 40 more, 1 of 12 columns have values in fewer than 128 rows; they hold" in said
+    assert "May runs set columns with values in too few rows to zero?" in said
     policy = Policy.read(tmp_path / "site-north" / "site.toml")
     assert (policy.rare_columns, policy.maximum_exposure) == (rule, "membership")
     again = runner().invoke(app, kit, input="y\n")
     assert again.exit_code == 0
-    assert "May columns" not in again.output
+    assert "May runs set columns" not in again.output
 
 
 def test_scripts_answer_by_an_option_and_yes_changes_no_data(kit, tmp_path):
@@ -291,7 +294,7 @@ def test_scripts_answer_by_an_option_and_yes_changes_no_data(kit, tmp_path):
     assert Policy.read(tmp_path / "site-north" / "site.toml").rare_columns == "zero"
     result = runner().invoke(app, [*kit, "--yes", "--rare-columns", "refuse", "--json"])
     assert result.exit_code == 1
-    assert "pinned roster stays" in json.loads(result.stdout)["error"]
+    assert "Remove --rare-columns" in json.loads(result.stdout)["error"]
 
 
 def test_the_answer_is_written_into_policies_old_and_new():

@@ -83,7 +83,7 @@ def test_a_run_beyond_the_limit_is_refused_before_it_begins_with_the_rounds_that
     assert "code 'exposure'" in said
     assert "rounds: 10" in said  # 10 × 5 = 100 / 2
     assert "At most 10 rounds of this rank or rank 1 in as many rounds would be allowed" in said
-    assert "At most 10 rounds of this rank, or rank 1" in log_of(federation)
+    assert "At most 10 rounds of this rank or rank 1" in log_of(federation)
     assert not (tmp_path / "east" / "ledger.jsonl").exists()
 
 

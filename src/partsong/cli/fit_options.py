@@ -139,12 +139,14 @@ class FitOptions:
     tol: float = opt(
         1e-4,
         STOPPING,
-        "Stop when the squared error falls per iteration, on average over ten, by less than this share of the explained "
-        "or of the remaining sum of squares, whichever is smaller; 0: never. Methods asyn-… over ranks: when it changes "
-        "less per turn.",
+        "Stop when the squared error falls per iteration, on average over ten, by less than this share of the "
+        "explained or of the remaining sum of squares, whichever is smaller; 0: never. Methods asyn-… over ranks: when "
+        "it changes less per turn.",
         min=0.0,
     )
-    max_iter: int = opt(500, STOPPING, "Maximum number of iterations; for methods asyn-… over ranks, of arrivals.", min=1)
+    max_iter: int = opt(
+        500, STOPPING, "Maximum number of iterations; for methods asyn-… over ranks, of arrivals.", min=1
+    )
     rounds: int | None = opt(
         None,
         STOPPING,

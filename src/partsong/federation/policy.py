@@ -309,7 +309,7 @@ class Terms:
         if (most := support.max_directions(limit)) is None:
             return UNLIMITED.format(sent=self.sent), False
         now = support.exposure(self.sent)
-        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: at most {now}, because no sum has left yet."
+        level = f"now: {now}. {MEANING[now]}" if self.sent else f"now: {now} or less; no sum has left yet."
         masked = (
             "; under secure aggregation their number is rounded up to a power of two"
             if self.policy.secure_aggregation
