@@ -219,11 +219,11 @@ def test_noise_from_a_seed_is_marked_and_stays_marked():
 
 
 def test_one_epsilon_is_about_one_unit():
-    with pytest.raises(CompositionError, match="about two things"):
+    with pytest.raises(CompositionError, match="cannot cover several units or relations"):
         Ledger().after(GAUSS).after(Release("gaussian", 4.0, "row", "replace"))
     for unit, relation in RELATIONS:
         assert Ledger().after(Release("gaussian", 4.0, unit, relation)).promise == RELATIONS[unit, relation]
-    with pytest.raises(ParameterError, match="No promise is made"):
+    with pytest.raises(ParameterError, match="has no relation"):
         Release("gaussian", 4.0, "party", "add-or-remove")
 
 
@@ -291,13 +291,13 @@ def test_releases_that_cannot_be_are_refused(bad):
     ],
 )
 def test_a_damaged_ledger_is_refused(text):
-    with pytest.raises(FormatError, match="not a list of releases"):
+    with pytest.raises(FormatError, match="list of releases is invalid"):
         Ledger.from_json(text)
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 1.5])
 def test_a_plan_of_no_rounds_is_refused(rounds):
-    with pytest.raises(ParameterError, match="at least one round"):
+    with pytest.raises(ParameterError, match="rounds must be a whole number, 1 or more"):
         noise_multiplier_for(1.0, DELTA, rounds)
 
 

@@ -1,1 +1,1 @@
-"""Metrics of models, quality of topics, and how far a game is from its equilibrium."""
+"""Evaluation: model metrics per party, topic quality, and the distance of a game from its equilibrium."""

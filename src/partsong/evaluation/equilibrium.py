@@ -1,4 +1,4 @@
-"""How far a factorization is from a Nash equilibrium of the game of its rows and columns.
+"""Distance of a factorization from a Nash equilibrium of the NMF game, by exact best responses.
 
 Row player i owns w_i, column player j owns h_j, and each has the utility −½ Σ e² over the cells that it plays, with
 e_ij = x_ij − w_i·h_j (Singh, 2021, eq. 4, without its transpose). Each player's problem is convex, so that equilibria
@@ -78,7 +78,7 @@ def _profile(X: Any, W: Array, H: Array) -> tuple[Matrix, Array, Array]:
         )
     for name, values in (("W", W), ("H", H)):
         if not bool(((values >= 0) & (values < np.inf)).all()):
-            raise DataError(f"{name} has negative, infinite or NaN entries: players move among finite numbers ≥ 0.")
+            raise DataError(f"{name} has negative, infinite or NaN entries. Pass finite factors, zero or more.")
     Ht = kernels.of(H).rows_of(H)
     if isinstance(matrix, ObservedMatrix):
         return matrix, np.ascontiguousarray(_numbers(W)), _numbers(Ht)

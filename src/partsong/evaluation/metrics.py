@@ -1,4 +1,4 @@
-"""How well a model fits each party, how far parties are from it, and which component is which; no data moves."""
+"""Metrics of a model at each party: fit, drift, component shares, and alignment of local components; no data moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partsong.core.interfaces import Alignment, Array, Plan, RowSolver, Shard
 from partsong.solvers.squared_error import SquaredError
 
 SIGNIFICANCE_LEVEL = 0.05
-"""Correlations that are not above zero at this level, over all k² pairs, make no partners."""
+"""Two components are partners only if their correlation is above zero at this level, over all k² pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def add_local_model(
 
 
 def is_finite(H: Array) -> bool:
-    """Whether ‖H‖² is a number; that of a party that has run away is not."""
+    """Return whether ‖H‖² is finite; it is not for a party that has diverged."""
     with np.errstate(over="ignore"):
         return bool(np.isfinite(np.square(_numbers(H)).sum()))
 

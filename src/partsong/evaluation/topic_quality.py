@@ -108,7 +108,7 @@ def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: in
     one of the two leaves it; here it is there until both have.
     """
     if size < 1:
-        raise ParameterError(f"A window holds at least one word; got {size}.", parameter="size")
+        raise ParameterError(f"size must be at least 1; got {size}.", parameter="size")
     starts: list[int] = []
     lengths: list[int] = []
     words: list[int] = []
@@ -218,7 +218,7 @@ def _from_text(path: Path, wanted: Collection[str]) -> Mapping[str, Any]:
                 if len(found) == len(names):
                     return found
         if size is None:
-            raise FormatError(f"{path} is empty: it holds no word vectors. Copy it again.")
+            raise FormatError(f"{path} is empty and has no word vectors. Copy it again.")
         if stated is not None and number - 1 < stated:
             raise FormatError(
                 f"{path}: its first line announces {stated} words, but it ends at line {number}. It was cut short; "
@@ -233,9 +233,9 @@ def _lines(path: Path, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
         if len(line) > LONGEST_LINE:
-            raise FormatError(f"{path}, line {number}: longer than any vector of a word. It is no table of vectors.")
+            raise FormatError(f"{path}, line {number}: too long for a word vector. Pass a file of word vectors.")
         if b"\0" in line:
-            raise FormatError(f"{path}, line {number}: holds a null character. It is no text, or damaged.")
+            raise FormatError(f"{path}, line {number}: has a null character. Pass a text file, or copy it again.")
         stripped = line.rstrip()
         if blank and stripped:
             raise FormatError(f"{path}, line {blank}: blank, where a word and its vector belong.")
@@ -282,9 +282,9 @@ def _numbers(path: Path, number: int, values: list[bytes]) -> np.ndarray:
     try:
         vector = np.array([float(field) for field in fields])
     except ValueError as error:
-        raise FormatError(f"{path}, line {number}: a part of the vector is no number. It is damaged there.") from error
+        raise FormatError(f"{path}, line {number}: the vector is not all numbers. Copy the file again.") from error
     if not np.isfinite(vector).all():
-        raise FormatError(f"{path}, line {number}: the vector has NaN or infinite numbers. It is damaged there.")
+        raise FormatError(f"{path}, line {number}: the vector has NaN or infinite numbers. Copy the file again.")
     return vector
 
 
@@ -381,8 +381,8 @@ def _coherence(known: Sequence[Any], measure: Callable[[Any], float], unknown: i
     values = tuple(measure(words) if len(words) > 1 else math.nan for words in known)
     if all(map(math.isnan, values)):
         raise DataError(
-            f"None of {len(values)} topics has two words with {what}, so that there is no coherence to tell. "
-            "Check that topics and reference have the same language, case and way of splitting words."
+            f"None of {len(values)} topics has two words with {what}, so coherence is undefined. "
+            "Check that topics and reference have the same language, case and tokenization."
         )
     return Coherence(values, unknown)
 
@@ -390,8 +390,8 @@ def _coherence(known: Sequence[Any], measure: Callable[[Any], float], unknown: i
 def _npmi(joint: np.ndarray, documents: int, epsilon: float) -> np.ndarray:
     """NPMI of all pairs from joint counts (c × c) with the words' own counts on the diagonal.
 
-    Of two words that are in every document nothing can be told (0/0); they count as 1, as all that only occur together
-    do. (gensim's ε makes that −1.)
+    For two words that occur in every document NPMI is undefined (0/0); it counts as 1, as for all words that only occur
+    together. (gensim's ε makes that −1.)
     """
     shares = joint / documents
     alone = shares.diagonal()
@@ -415,7 +415,7 @@ def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:
     if values.ndim != 2:
         raise ShapeError(f"Topics are the rows of a matrix (topics × words); this has {values.ndim} dimensions.")
     if n < 1:
-        raise ParameterError(f"A topic is shown by at least one word; got n={n}.", parameter="n")
+        raise ParameterError(f"n must be at least 1; got {n}.", parameter="n")
     if not np.isfinite(values).all():
         raise DataError("Topics with NaN or infinite entries have no largest ones. Fit the model again.")
     order = np.argsort(-values, axis=1, kind="stable")[:, :n]

@@ -1,1 +1,1 @@
-"""Privacy: what is added to, or put around, that which leaves a party."""
+"""Differential privacy: mechanisms, noise, accounting, calibration, audits, and the exposure of sums without noise."""

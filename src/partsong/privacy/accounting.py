@@ -1,13 +1,12 @@
-"""What has been spent, what may be spent, and how much noise a plan needs.
+"""Privacy accounting: (ε, δ) of composed Gaussian and Laplace releases, ledgers by party, budgets.
 
-Which (ε, δ) Gaussian noise gives, exactly: the curve of μ-GDP, where μ = sensitivity / σ.
+Gaussian noise has exactly the (ε, δ) curve of μ-GDP, where μ = sensitivity / σ.
 
     δ(ε; μ) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)          (Balle & Wang, 2018, Theorem 8)
 
-T Gaussian releases, each chosen with the ones before in view, are together as good as one with μ² = Σ μ_t²
-(Dong, Roth & Su, 2022, Corollary 3.3): composition needs no approximation. Any other mixture is composed by privacy
-loss distributions. A composition is a tuple of (kind, noise multiplier, count). No amplification by sampling is
-claimed.
+T adaptively chosen Gaussian releases compose to one with μ² = Σ μ_t² (Dong, Roth & Su, 2022, Corollary 3.3), without
+approximation. Other mixtures are composed by privacy loss distributions. A composition is a tuple of (kind, noise
+multiplier, count). Amplification by sampling is not used.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ MARGIN, LOST_DIGITS = 1e-9, 2e-14
 the rounding in its formula, where numbers of the size of μ, or as close as μ, are subtracted, and noise from tables."""
 HALVINGS = 200
 MIN_DELTA = 1e-300
-"""A smaller δ is as good as none."""
+"""A smaller δ counts as 0."""
 
 Costs = tuple[tuple[str, float, int], ...]
 FINEST_INTERVAL = 1e-4
 MIN_LAPLACE_MULTIPLIER, MAX_PURE_EPSILON = 0.01, 1e5
-"""A multiplier of Laplace noise below which, and a sum of ε beyond which, loss distributions run out of numbers."""
+"""Below this Laplace multiplier, or above this sum of ε, privacy loss distributions overflow."""
 CELLS = 2e5
 """About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
 KINDS = ("gaussian", "laplace", "none")
@@ -44,9 +43,9 @@ RELATIONS = {
     ("row", "add-or-remove"): "one row is added or taken away",
     ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
 }
-"""Unit and relation -> which two worlds look alike."""
+"""Unit and relation -> the change of data that (ε, δ) protects against."""
 MIN_MULTIPLIER, MAX_MULTIPLIER = 1e-9, 1e15
-"""Between which multipliers lie that can be accounted for without running out of numbers."""
+"""Noise multipliers that can be accounted for without overflow."""
 MAX_RELEASES = 1 << 50
 
 
@@ -63,7 +62,7 @@ def log_delta(epsilon: float, mu: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε with δ(ε; μ) ≤ δ, rounded up; 0 where none is needed."""
+    """Return the smallest ε with δ(ε; μ) ≤ δ, rounded up; 0 if δ alone suffices."""
     check_delta(delta)
     target = math.log(delta) + math.log1p(-_margin(mu))
     if mu <= 0 or log_delta(0.0, mu) <= target:
@@ -75,9 +74,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
-    """The largest μ with δ(ε; μ) ≤ δ, rounded down: all that Gaussian releases may add up to.
+    """Return the largest μ with δ(ε; μ) ≤ δ, rounded down: the budget for the composition of Gaussian releases.
 
-    Twice the margin, so that `gaussian_epsilon` of the answer does not exceed ε by its last bit.
+    The margin is doubled, so that `gaussian_epsilon` of the result never exceeds ε by rounding.
     """
     check_budget(epsilon, delta)
 
@@ -96,7 +95,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 
 def check_budget(epsilon: float, delta: float, *, needs_delta: bool = True) -> None:
-    """Refuse an ε or δ that promises nothing or cannot be had."""
+    """Raise if ε or δ is out of range."""
     if not (isinstance(epsilon, (int, float)) and math.isfinite(epsilon) and epsilon > 0):
         raise ParameterError(
             f"epsilon must be a positive number; got {epsilon!r}. Smaller is more private: 1 is strong, 10 is weak, "
@@ -107,7 +106,7 @@ def check_budget(epsilon: float, delta: float, *, needs_delta: bool = True) -> N
 
 
 def check_delta(delta: float, *, needs_delta: bool = True) -> None:
-    """Refuse a δ outside its range; only Laplace noise can have δ = 0."""
+    """Raise if δ is out of range; δ = 0 needs Laplace noise."""
     if not (isinstance(delta, (int, float)) and 0 <= delta < 1):
         raise ParameterError(
             f"delta must be from 0 to below 1; got {delta!r}. "
@@ -117,7 +116,7 @@ def check_delta(delta: float, *, needs_delta: bool = True) -> None:
     if needs_delta and delta < MIN_DELTA:
         raise ParameterError(
             f"Gaussian noise needs delta > 0; got {delta!r}. "
-            "Give one such as 1e-5, or use Laplace noise with delta = 0.",
+            "Use a value such as 1e-5, or Laplace noise with delta = 0.",
             parameter="delta",
         )
 
@@ -127,7 +126,7 @@ def _margin(mu: float) -> float:
 
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest number in (low, high] from which on `holds`, rounded up."""
+    """Return by bisection the smallest number in (low, high] from which on `holds`, rounded up."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if not low < middle < high:
@@ -137,10 +136,10 @@ def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def composed_epsilon(costs: Costs, delta: float) -> float:
-    """The smallest ε that we can prove: all of `costs` together are (ε, δ)-private; ∞ where something has no noise.
+    """Return the smallest provable ε for which `costs` together are (ε, δ)-private; ∞ if a release has no noise.
 
-    Gaussian alone: exact. Laplace alone with δ = 0: the sum of their ε. Else dp-accounting's pessimistic estimate; or,
-    where one is smaller, the sum of the ε of Laplace noise and of the one of all Gaussian noise, or what zCDP says.
+    Gaussian only: exact. Laplace only with δ = 0: the sum of ε. Otherwise the minimum of dp-accounting's pessimistic
+    estimate, the sum of ε of all Laplace and of all Gaussian releases, and the zCDP bound.
     """
     if any(kind == "none" for kind, _, _ in costs):
         return math.inf
@@ -175,9 +174,9 @@ def laplace_epsilon(pure: float, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def pld_epsilon(costs: Costs, delta: float, *, one_by_one: bool = False) -> float:
-    """ε by the PLD accountant of dp-accounting.
+    """Return ε by the PLD accountant of dp-accounting.
 
-    Gaussian releases go in as the single one that they amount to, unless `one_by_one`.
+    Gaussian releases are composed to a single one first, unless `one_by_one`.
     """
     events, accounting = _dp_accounting()
     mu, pure = gaussian_mu(costs), pure_epsilon(costs)
@@ -194,7 +193,7 @@ def pld_epsilon(costs: Costs, delta: float, *, one_by_one: bool = False) -> floa
 
 
 def zcdp_epsilon(costs: Costs, delta: float) -> float:
-    """A looser ε that needs no other package: zCDP with ρ = Σ 1 / (2 multiplier²), for Gaussian and Laplace alike.
+    """Return a looser ε without dependencies: zCDP with ρ = Σ 1 / (2 multiplier²) for Gaussian and Laplace noise.
 
     δ = min_α exp((α − 1)(αρ − ε)) / (α − 1) · (1 − 1/α)^α          (Canonne, Kamath & Steinke, 2020)
     """
@@ -220,8 +219,8 @@ def _dp_accounting() -> tuple[Any, Any]:
         from dp_accounting import pld
     except ImportError as error:
         raise MissingExtra(
-            'Adding up Laplace noise over rounds needs dp-accounting: pip install "partsong[privacy]". '
-            "Gaussian noise alone does not need it."
+            'Composing Laplace noise over rounds needs dp-accounting. Install it with pip install "partsong[privacy]", '
+            "or use Gaussian noise."
         ) from error
     return dp_accounting, pld
 
@@ -231,7 +230,8 @@ def _dp_accounting() -> tuple[Any, Any]:
 class Release:
     """One use of a mechanism; `noise_multiplier` is the scale of the noise over the sensitivity in its norm.
 
-    σ/Δ₂ for Gaussian noise, b/Δ₁ for Laplace. `kind` "none": sent as it is. Not secure: the noise came from a seed.
+    It is σ/Δ₂ for Gaussian noise and b/Δ₁ for Laplace. `kind` "none" means no noise. `is_secure` is False for noise
+    from a seed.
     """
 
     kind: str
@@ -242,7 +242,7 @@ class Release:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ParameterError(f"A release is one of {', '.join(KINDS)}; got {self.kind!r}.")
+            raise ParameterError(f"kind must be one of {', '.join(KINDS)}; got {self.kind!r}.", parameter="kind")
         check_relation(self.unit, self.relation)
         is_some = MIN_MULTIPLIER <= self.noise_multiplier <= MAX_MULTIPLIER
         if not is_some and not (self.kind == "none" and self.noise_multiplier == 0):
@@ -258,9 +258,9 @@ class Release:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Release:
-        """The release that `to_json` wrote; a flag that is no flag is not taken for one."""
+        """Return the release that `to_json` wrote; `is_secure` must be a bool."""
         if not isinstance(values["is_secure"], bool):
-            raise ParameterError(f"is_secure is true or false; got {values['is_secure']!r}.")
+            raise ParameterError(f"is_secure must be true or false; got {values['is_secure']!r}.")
         return Release(
             str(values["kind"]),
             float(values["noise_multiplier"]),
@@ -271,18 +271,16 @@ class Release:
 
 
 def check_relation(unit: str, relation: str) -> None:
-    """Refuse a relation that the unit does not have."""
+    """Raise if the unit does not have this relation."""
     if (unit, relation) not in RELATIONS:
         known = ", ".join(f"{a}: {b}" for a, b in RELATIONS)
-        raise ParameterError(
-            f"No promise is made for unit {unit!r} with relation {relation!r}. Known are {known}.", parameter="relation"
-        )
+        raise ParameterError(f"Unit {unit!r} has no relation {relation!r}. Use one of {known}.", parameter="relation")
 
 
 @state("privacy.ledger")
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Releases about one unit and the number of each, in a canonical order; ledgers of several runs add up."""
+    """Releases for one unit with their counts, in canonical order; ledgers of several runs can be added."""
 
     entries: tuple[tuple[Release, int], ...] = ()
 
@@ -290,13 +288,13 @@ class Ledger:
         counts: dict[Release, int] = {}
         for release, count in self.entries:
             if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_RELEASES:
-                raise ParameterError(f"A release is made a whole number of times, at most 2^50; got {count!r}.")
+                raise ParameterError(f"The count of a release must be a whole number from 0 to 2^50; got {count!r}.")
             counts[release] = counts.get(release, 0) + count
         kept = sorted(((r, n) for r, n in counts.items() if n), key=lambda entry: repr(entry[0]))
         promises = sorted({(r.unit, r.relation) for r, _ in kept if r.kind != "none"})
         if len(promises) > 1:
             raise CompositionError(
-                "One ε cannot be about two things: "
+                "One ε cannot cover several units or relations: "
                 + " and ".join(f"{unit} ({relation})" for unit, relation in promises)
                 + ". Keep a ledger for each."
             )
@@ -323,12 +321,12 @@ class Ledger:
 
     @property
     def is_secure(self) -> bool:
-        """Whether all noise came from a source that nobody can repeat."""
+        """Whether all noise came from a secure source, not from a seed."""
         return all(release.is_secure for release, _ in self.entries)
 
     @property
     def promise(self) -> str:
-        """About whom ε is, in words."""
+        """The unit and relation that ε protects, in words."""
         if any(release.kind == "none" for release, _ in self.entries):
             return "no promise: something was sent without noise"
         words = next((RELATIONS[r.unit, r.relation] for r, _ in self.entries), "nothing was sent")
@@ -348,13 +346,13 @@ class Ledger:
         try:
             return Ledger(tuple((Release.from_json(entry), entry["count"]) for entry in values))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FormatError(f"This is not a list of releases ({error}); a budget cannot go on from it.") from error
+            raise FormatError(f"The list of releases is invalid ({error}). Restore the file from a backup.") from error
 
 
 @state("privacy.accounts")
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """A ledger for each party by name: a party is charged for the rounds that it uploads in."""
+    """A ledger for each party by name; a party is charged for the rounds in which it uploads."""
 
     ledgers: Mapping[str, Ledger] = field(default_factory=dict)
 
@@ -383,7 +381,7 @@ class Accounts:
 
     @property
     def is_secure(self) -> bool:
-        """Whether all noise of all parties came from a source that nobody can repeat."""
+        """Whether all noise of all parties came from a secure source, not from a seed."""
         return all(ledger.is_secure for ledger in self.ledgers.values())
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
@@ -394,13 +392,15 @@ class Accounts:
     def from_json(values: Mapping[str, Iterable[Mapping[str, Any]]]) -> Accounts:
         """The accounts that `to_json` wrote."""
         if not isinstance(values, Mapping):
-            raise FormatError(f"Accounts are ledgers by party; this is {type(values).__name__}.")
+            raise FormatError(
+                f"Accounts must map parties to ledgers; got {type(values).__name__}. Restore the file from a backup."
+            )
         return Accounts({name: Ledger.from_json(entries) for name, entries in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that may be spent on one unit: (ε, δ) over everything it ever takes part in."""
+    """A privacy budget: the maximum (ε, δ) of one unit over all runs."""
 
     epsilon: float
     delta: float = 1e-5
@@ -409,11 +409,11 @@ class Budget:
         check_budget(self.epsilon, self.delta, needs_delta=False)
 
     def allows(self, ledger: Ledger, release: Release) -> bool:
-        """Whether one more release stays within; asked before anything is computed for it."""
+        """Return whether one more release stays within the budget; call it before the release is computed."""
         return ledger.after(release).epsilon(self.delta) <= self.epsilon
 
     def rounds(self, release: Release, spent: Ledger | None = None) -> int:
-        """How many releases fit, after what was spent (at most 2⁵⁰); 0 is an answer here, see `rounds_within`."""
+        """Return how many more releases fit (at most 2⁵⁰); may be 0, unlike `rounds_within`."""
         before = spent or Ledger()
         if release.kind == "none" or not self.allows(before, release):
             return 0

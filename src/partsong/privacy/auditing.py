@@ -1,17 +1,17 @@
-"""Attack a mechanism to see whether it keeps its promise: a lower bound on ε, with its confidence.
+"""Empirical privacy audits: attack a mechanism to get a lower bound on its ε, with a confidence level.
 
-Two neighbouring inputs, many runs of each. The attacker sees an output and says which input it was. For every test of
-an (ε, δ)-private mechanism  P(says second | second) ≤ e^ε P(says second | first) + δ,  so that rates that are too good
-refute the claim:
+Run the mechanism many times on two neighbouring inputs. The attacker sees an output and guesses the input. For every
+test of an (ε, δ)-private mechanism  P(says second | second) ≤ e^ε P(says second | first) + δ,  so that rates that are
+too good refute the claim:
 
     ε ≥ ln( (true positives − δ) / false positives )          with Clopper–Pearson bounds for the two rates
 
-Gaussian noise promises a whole curve, μ-GDP, and each of its points can be held against it, which finds more:
+Gaussian noise satisfies a whole curve, μ-GDP. Testing each point of it is more powerful:
 
     μ ≥ Φ⁻¹(true positives) − Φ⁻¹(false positives)
 
-The direction to look in and the threshold are learnt on one half of the runs and used on the other: the confidence
-holds whatever was tried on the first half. A low bound proves nothing; a bound above the claim proves a bug.
+The direction and the threshold are chosen on one half of the runs and evaluated on the other, so the confidence holds
+for any choice. A low bound proves nothing; a bound above the claim proves a bug, at the given confidence.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from scipy import special
 from partsong.errors import DataError, ParameterError
 
 Transcript = Callable[[int], Any]
-"""The number of a run in, all that the attacker sees of it out, as a vector."""
+"""A function from the number of a run to everything the attacker sees of it, as a vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """ε is at least `epsilon`, and μ of Gaussian noise at least `mu`, each with `confidence`; the rates behind ε."""
+    """Lower bounds `epsilon` on ε and `mu` on μ of Gaussian noise, each with `confidence`, and the rates behind ε."""
 
     epsilon: float
     mu: float
@@ -43,11 +43,11 @@ class AuditResult:
     false_positives: float
 
     def refutes(self, claim: float) -> bool:
-        """Whether a claimed ε (at the same δ) cannot be true."""
+        """Return whether a claimed ε (at the same δ) is refuted."""
         return self.epsilon > claim
 
     def refutes_gaussian(self, claim: float) -> bool:
-        """Whether a claimed μ = sensitivity / σ (over all rounds: √Σ μ²) cannot be true."""
+        """Return whether a claimed μ = sensitivity / σ (over all rounds: √Σ μ²) is refuted."""
         return self.mu > claim
 
 
@@ -69,7 +69,7 @@ def audit(
 ) -> AuditResult:
     """Run a mechanism `runs` times on each of two neighbouring inputs and attack it."""
     if runs < 40:
-        raise ParameterError(f"An audit needs at least 40 runs of each input; got {runs}.")
+        raise ParameterError(f"runs must be at least 40 for each input; got {runs}.", parameter="runs")
     seen = [np.array([np.ravel(transcript(run)) for run in range(runs)], np.float64) for transcript in (first, second)]
     return attack(seen[0], seen[1], delta=delta, confidence=confidence)
 
@@ -107,10 +107,10 @@ def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 
 
 
 def fisher_direction(first: Any, second: Any) -> Any:
-    """Fisher's direction: the difference of means through the inverse of the common covariance.
+    """Return Fisher's linear discriminant: the inverse of the common covariance times the difference of means.
 
-    It finds the projection on the difference where noise is alike everywhere, and what noise does not cover where it is
-    missing or used twice.
+    With isotropic noise this is the difference of means. Where noise is missing or used twice, it finds the uncovered
+    direction.
     """
     gap = second.mean(axis=0) - first.mean(axis=0)
     centred = np.vstack([first - first.mean(axis=0), second - second.mean(axis=0)])

@@ -8,22 +8,22 @@ from partsong.errors import ParameterError
 from partsong.privacy.accounting import Budget, Ledger, Release, check_budget, composed_epsilon, largest_mu
 
 PRECISION = 1e-4
-"""Relative: to which a multiplier is found by halving; rounded toward more noise."""
+"""Relative precision of a multiplier found by bisection; rounded towards more noise."""
 
 
 def analytic_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The smallest σ for one release with (ε, δ), right for every ε (Balle & Wang, 2018)."""
+    """Return the smallest σ for one release with (ε, δ), exact for every ε (Balle & Wang, 2018)."""
     if not (math.isfinite(sensitivity) and sensitivity > 0):
-        raise ParameterError(f"A sensitivity must be a positive number; got {sensitivity!r}.")
+        raise ParameterError(f"sensitivity must be a positive number; got {sensitivity!r}.", parameter="sensitivity")
     return math.nextafter(sensitivity / largest_mu(epsilon, delta), math.inf)
 
 
 def rounds_within(epsilon: float, delta: float, release: Release, spent: Ledger | None = None) -> int:
-    """How many releases (ε, δ) allows; a budget that allows none is an error."""
+    """Return how many releases (ε, δ) allows; raise if it allows none."""
     rounds = Budget(epsilon, delta).rounds(release, spent)
     if rounds == 0:
         if release.kind == "none":
-            raise ParameterError("A release without noise fits in no budget: choose Gaussian or Laplace noise.")
+            raise ParameterError("A release without noise exceeds every budget. Use Gaussian or Laplace noise.")
         one = (spent or Ledger()).after(release).epsilon(delta)
         need = noise_multiplier_for(epsilon, delta, 1, release.kind)
         raise ParameterError(
@@ -36,13 +36,13 @@ def rounds_within(epsilon: float, delta: float, release: Release, spent: Ledger 
 
 
 def noise_multiplier_for(epsilon: float, delta: float, rounds: int, kind: str = "gaussian") -> float:
-    """The smallest noise multiplier with which `rounds` releases cost at most (ε, δ)."""
+    """Return the smallest noise multiplier with which `rounds` releases cost at most (ε, δ)."""
     if not isinstance(rounds, int) or rounds < 1:
-        raise ParameterError(f"A plan has at least one round; got rounds={rounds!r}.", parameter="rounds")
+        raise ParameterError(f"rounds must be a whole number, 1 or more; got {rounds!r}.", parameter="rounds")
     if kind == "gaussian":
         return math.sqrt(rounds) / largest_mu(epsilon, delta) * (1 + 1e-12)
     if kind != "laplace":
-        raise ParameterError(f'Noise is "gaussian" or "laplace"; got {kind!r}.')
+        raise ParameterError(f'kind must be "gaussian" or "laplace"; got {kind!r}.', parameter="kind")
     check_budget(epsilon, delta, needs_delta=False)
     high = rounds / epsilon * (1 + 1e-12)
     if delta == 0:

@@ -1,8 +1,8 @@
-"""Noise on a public grid: whole numbers are added to whole numbers, and no bit of a float tells what was underneath.
+"""Exact Gaussian and Laplace noise on a public grid, without floating-point leaks: integers are added to integers.
 
-For v on the grid, v + round(N) = round(v + N): a function of v + N alone. Whatever is known of the continuous Gaussian
-(Laplace) mechanism therefore holds for the rounded one, whatever the grid (docs/reference/privacy.md, Theorem 1).
-Whole numbers are drawn from uniform bits and a table of their cumulated probabilities.
+For v on the grid, v + round(N) = round(v + N): a function of v + N alone. Every guarantee of the continuous Gaussian
+(Laplace) mechanism therefore holds for the rounded one, on any grid (docs/reference/privacy.md, Theorem 1).
+Whole numbers are drawn from uniform bits and a table of their cumulative probabilities.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class RoundedLaplace:
 
 
 def sampling_slack(epsilon: float, distance: float) -> float:
-    """What δ grows by when numbers come within a statistical distance, in all, of the noise that ε, δ were proved for.
+    """Return the increase of δ when the drawn noise is within a total statistical distance of the exact noise.
 
     P(A) ≤ P*(A) + τ ≤ e^ε P'*(A) + δ + τ ≤ e^ε P'(A) + δ + (1 + e^ε) τ
     """
@@ -267,13 +267,13 @@ def sampling_slack(epsilon: float, distance: float) -> float:
 
 def _check(name: str, scale: float, grid: float) -> None:
     if not (math.isfinite(scale) and scale > 0):
-        raise ParameterError(f"The {name} of noise must be a positive number; got {scale!r}.")
+        raise ParameterError(f"{name} of the noise must be a positive number; got {scale!r}.")
     if not (grid > 0 and math.frexp(grid)[0] == 0.5):
-        raise ParameterError(f"The grid of noise must be a power of two, so that sums on it are exact; got {grid!r}.")
+        raise ParameterError(f"grid must be a power of two, so that sums on it are exact; got {grid!r}.")
     if not COARSEST <= scale / grid <= FINEST:
         raise ParameterError(
             f"The {name} must be from {COARSEST:.0f} to 2^55 cells of the grid; got {scale / grid:.3g}. "
-            "Choose a noise multiplier between 1e-4 and 1e6, or another grid."
+            "Use a noise multiplier between 1e-4 and 1e6, or another grid."
         )
 
 

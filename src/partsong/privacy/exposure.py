@@ -1,16 +1,16 @@
-"""What sums without noise give away, by counting: combinations of rows that were sent, against rows behind a column.
+"""Exposure of sums without noise: compare the linear combinations sent with the rows behind each column.
 
 A sum WᵀX over a party's rows is k linear combinations of them. Once a party has sent more combinations than a column
-has rows with a value, that column can be computed back by somebody who knows the weights, and often by somebody who
-does not; with enough of them, so can the rows. The counts below are what a site can keep to, over all runs together.
-They hold for a coordinator that follows the protocol. Only noise protects against one that does not.
+has rows with a value, anyone who knows the weights can compute that column, and often others can, too. With enough
+combinations, rows can be computed as well. A site can enforce the limits below over all runs together. They hold for a
+coordinator that follows the protocol. Only noise protects against one that does not.
 
     L   directions: linear combinations of the site's rows that were sent without noise, over all runs
     s   rows of the site with a value above zero in the rarest column that has one
     s̄   mean number of such rows over the columns that have one
 
-    guess        L ≤ s/10   somebody who holds a whole record may guess that it was used
-    membership   L ≤ s/2    ... can tell in most cases; no column is determined, even by somebody who knows W
+    guess        L ≤ s/10   someone who holds a whole record may guess that it was used
+    membership   L ≤ s/2    ... can tell in most cases; no column is determined, even for someone who knows W
     entries      L ≤ s̄/2    values of rare columns may be computed
     rows         L > s̄/2    rows may be computed
 """
@@ -31,7 +31,7 @@ from partsong.errors import ParameterError
 
 
 class Exposure(enum.StrEnum):
-    """From least to worst. `BOUNDED`: all that left had noise. `UNKNOWN`: H was sent, for which no law is known."""
+    """Levels from best to worst. `BOUNDED`: every upload had noise. `UNKNOWN`: only H was sent; no bound is known."""
 
     BOUNDED = "bounded"
     UNKNOWN = "unknown"
@@ -42,11 +42,11 @@ class Exposure(enum.StrEnum):
 
     @property
     def severity(self) -> int:
-        """A number that grows with what may be computed."""
+        """The rank of this level; larger is worse."""
         return list(Exposure).index(self)
 
     def within(self, limit: Exposure) -> bool:
-        """Whether this is no worse than `limit`."""
+        """Return whether this is no worse than `limit`."""
         return self.severity <= limit.severity
 
 
@@ -70,7 +70,7 @@ MEANING = {
 
 
 BLOCK = 1 << 22
-"""Numbers that are looked at together, so that a mapped file is never held as a whole."""
+"""Numbers processed at a time, so that a memory-mapped file is never loaded whole."""
 
 
 def worst(levels: Iterable[Exposure]) -> Exposure:
@@ -79,7 +79,7 @@ def worst(levels: Iterable[Exposure]) -> Exposure:
 
 
 def rows_per_direction(limit: Exposure) -> int:
-    """Rows that must use a column for each direction that leaves, so that a limit is kept."""
+    """Return how many rows must use a column for each direction that is sent, to stay within a limit."""
     return 10 if limit is Exposure.GUESS else 2
 
 
@@ -105,7 +105,7 @@ def column_supports(X: Any) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """How many rows there are, and how many have a value in the rarest column and in the mean column."""
+    """The number of rows, and how many have a value in the rarest column and in a column on average."""
 
     rows: int
     rarest: int
@@ -138,7 +138,7 @@ class Support:
         return {**own, "most_for_guess": self.rarest // 10, "most_for_membership": self.rarest // 2}
 
     def exposure(self, directions: int) -> Exposure:
-        """What may be computed from so many directions, by the table at the top of this module."""
+        """Return the exposure level for this many directions, by the table at the top of this module."""
         if 10 * directions <= self.rarest:
             return Exposure.GUESS
         if 2 * directions <= self.rarest:
@@ -170,7 +170,7 @@ def directions_after(program: Any, exchanges: int, parties: int = 1) -> int:
 
 
 def exposure_level(program: Any, directions: int, support: Support) -> Exposure:
-    """The word for a party that has sent so many directions of rows with this support by a program."""
+    """Return the exposure of a party that has sent this many directions of rows with this support."""
     if program.traits.release is not None:
         return Exposure.BOUNDED
     return support.exposure(directions) if directions else Exposure.UNKNOWN
@@ -207,7 +207,7 @@ class PartyExposure:
 
     @property
     def rounds(self) -> int:
-        """Rounds that were begun."""
+        """Rounds that were started."""
         return -(-self.exchanges // self.per_round)
 
     @property
@@ -239,7 +239,7 @@ class PartyExposure:
 
     @property
     def advice(self) -> str:
-        """What would have stayed within `membership`."""
+        """The largest run that would have stayed within `membership`."""
         if self.level.within(Exposure.MEMBERSHIP):
             return f"At most {self.max_rounds} rounds of this rank stay at level membership."
         if not self.max_rounds and not self.max_rank:
@@ -268,7 +268,7 @@ def party_exposures(program: Any, shards: Sequence[Shard], exchanges: int) -> di
 
 
 def worst_party(parties: Iterable[PartyExposure]) -> PartyExposure:
-    """The party that a run has exposed most; among equals the one with the smallest support for what it sent."""
+    """Return the most exposed party; in a tie, the one with the most directions relative to its rarest column."""
     return max(parties, key=lambda one: (one.level.severity, one.directions / max(1, one.support.rarest)))
 
 

@@ -1,10 +1,10 @@
-"""What a party does to a message before it leaves: clip around what is public, add noise, send.
+"""Mechanisms of differential privacy for a party's message: clip around a public reference, then add noise.
 
     d = value − reference      all arrays of the message as one vector
     K = ⌊c d / grid⌋           toward zero, with 0 < c ≤ 1 such that ‖K‖ · grid ≤ clip, checked in whole numbers
     sent: max(0, reference + grid · (K + J)),   J whole-numbered noise
 
-Everything after K + J is computed from it and from public numbers. Unit: the party.
+Everything after K + J is post-processing with public numbers. Unit: the party.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ SHRINK = 1 - 2.0**-40
 
 
 class Mechanism(Protocol):
-    """Protects a whole message; `release` is what one use of it costs."""
+    """A mechanism that protects a whole message; `release` is the privacy cost of one use."""
 
     @property
     def release(self) -> Release:
-        """What one message costs."""
+        """The privacy cost of one message."""
 
     def protect(
         self, arrays: Mapping[str, Array], reference: Mapping[str, Array], source: Source = system_source
     ) -> dict[str, Array]:
-        """The message that may leave; `reference` has what everybody knows of each array."""
+        """Return the protected message; `reference` has the public reference of each array."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoNoise:
-    """Sends what there is: no noise, no promise."""
+    """Sends messages unchanged: no noise, no privacy guarantee."""
 
     @property
     def release(self) -> Release:
@@ -75,14 +75,14 @@ class ClippedNoise(ABC):
         if not SMALLEST_CLIP <= self.clip <= LARGEST_CLIP:
             raise ParameterError(
                 f"clip must be a number from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}; got {self.clip!r}. It is the "
-                "radius around the public reference that an upload may not leave: choose it from what is public, not "
-                "from the data.",
+                "largest distance of an upload from the public reference. Choose it from public knowledge, not from "
+                "the data.",
                 parameter="clip",
             )
         if not MIN_NOISE_MULTIPLIER <= self.noise_multiplier <= MAX_NOISE_MULTIPLIER:
             raise ParameterError(
                 f"noise_multiplier must be a number from {MIN_NOISE_MULTIPLIER:g} to {MAX_NOISE_MULTIPLIER:g}; got "
-                f"{self.noise_multiplier!r}. `noise_multiplier_for` finds one for a budget; NoNoise() adds no noise.",
+                f"{self.noise_multiplier!r}. Use `noise_multiplier_for` to find one for a budget, or NoNoise().",
                 parameter="noise_multiplier",
             )
 
@@ -120,8 +120,8 @@ class ClippedNoise(ABC):
             difference = np.concatenate([(private[name] - public[name]).ravel() for name in names])
         if not np.isfinite(difference).all():
             raise DivergenceError(
-                f"A message with NaN or infinite numbers ({', '.join(names)}) cannot be protected; nothing was drawn "
-                "and nothing sent. Look at the party's data and step sizes."
+                f"The message has NaN or infinite numbers ({', '.join(names)}) and cannot be protected; no noise was "
+                "drawn and nothing was sent. Check the party's data and step sizes."
             )
         cells = clipped_cells(difference, noise.grid, self.clip / self.grid, self.order)
         noisy = cells + noise.draw(difference.size, source)
@@ -205,8 +205,8 @@ def _check_shapes(private: Mapping[str, Any], public: Mapping[str, Any]) -> None
     for name, values in private.items():
         if name not in public:
             raise ShapeError(
-                f"There is no public reference for {name!r}, which is to be sent with noise. "
-                "Give one of the same shape (zeros if nothing is known)."
+                f"{name!r} has no public reference, which noise needs. Pass one of the same shape (zeros if nothing is "
+                "known)."
             )
         if public[name].shape != values.shape:
             raise ShapeError(f"{name!r} has shape {values.shape}, but its public reference {public[name].shape}.")
@@ -217,4 +217,4 @@ def _check_shapes(private: Mapping[str, Any], public: Mapping[str, Any]) -> None
 
 
 MECHANISMS = Choice({"gaussian": ClippedGaussian, "laplace": ClippedLaplace})
-"""Kinds of noise on what a party sends; the second clips and adds noise by the L1 norm, and needs no δ."""
+"""Mechanisms by name; "laplace" clips and adds noise in the L1 norm, and needs no δ."""

@@ -1,4 +1,4 @@
-"""Where noise comes from: the operating system, or, for tests and experiments alone, a seed."""
+"""Sources of randomness for noise: the operating system, or a seed (for tests and experiments only)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partsong.core.streams import Name, stream
 from partsong.errors import PartsongError
 
 Source = Callable[[int], bytes]
-"""A number of bytes in, as many uniform bytes out; no byte is handed out twice."""
+"""A function that returns the given number of uniform bytes; no byte is returned twice."""
 
 
 def system_source(count: int) -> bytes:
@@ -21,10 +21,10 @@ def system_source(count: int) -> bytes:
 
 
 class InsecureSource:
-    """Bytes that whoever knows the seed knows too: noise drawn from them protects nothing.
+    """Reproducible bytes from a seed. Noise drawn from them protects nothing: anyone with the seed can remove it.
 
-    For tests and for experiments that must come out the same twice. Two sources of the same seed and names hand out the
-    same bytes, so that each message needs names of its own (party, round): noise used twice is no noise.
+    For tests and reproducible experiments. Two sources with the same seed and names return the same bytes, so each
+    message needs its own names (party, round): noise that is used twice gives no protection.
     """
 
     def __init__(self, seed: int, *names: Name) -> None:
@@ -42,7 +42,7 @@ def words(count: int, source: Source) -> Any:
     drawn = source(8 * count)
     if len(drawn) != 8 * count:
         raise PartsongError(
-            f"A source of randomness was asked for {8 * count} bytes and gave {len(drawn)}; nothing was sent. "
+            f"The source of randomness returned {len(drawn)} bytes instead of {8 * count}; nothing was sent. "
             "Use `system_source`."
         )
     return np.frombuffer(drawn, "<u8").astype(np.uint64, copy=False)

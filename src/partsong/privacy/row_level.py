@@ -1,9 +1,9 @@
-"""Sums over rows in which no row counts for more than a stated amount, exactly.
+"""Row-level differential privacy: sums over rows with an exact bound on the contribution of each row.
 
 A row adds (λ c w wᵀ, c w xᵀ) with ONE weight 0 < c ≤ 1, of joint norm c ‖w‖ √(λ²‖w‖² + ‖x‖²) ≤ radius. Factors are
-whole numbers of a public unit, so that sums of their products have no rounding error, whatever the order of addition:
-what one row changes is what the theorem says, and not also the last bits of everybody else's. A weight w follows from
-its own row and the public H alone, to the last bit: what Theorem 6 assumes.
+whole numbers of a public unit, so that sums of their products have no rounding error in any order of addition. One row
+then changes exactly what the theorem states, and not also the last bits of other rows' contributions. A weight w
+depends on its own row and the public H only, to the last bit, as Theorem 6 assumes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHRINK = 1 - 2.0**-40
 COUNT_UNIT = 2.0**-20
 SWEEPS = 30
 MODEL_UNIT = 2.0**-24
-"""Parties round H to it: products of whole numbers of units have no rounding error, whatever rows are beside them."""
+"""Parties round H to this unit: products of whole numbers have no rounding error, for any other rows in the block."""
 BLOCK_ROWS = 1 << 13
 
 
@@ -49,7 +49,7 @@ class RowSums:
 
 @dataclass(frozen=True, slots=True)
 class RowBounds:
-    """Bounds of no data: radius = a √(λ²a² + b²) for ‖w‖ ≤ a = weight_bound, ‖x‖ ≤ b = row_bound, λ = gram_scale.
+    """Public bounds: radius = a √(λ²a² + b²) for ‖w‖ ≤ a = weight_bound, ‖x‖ ≤ b = row_bound, λ = gram_scale.
 
     Longer rows x are scaled down to b, once. Where w and x together exceed the radius, both products get the weight
     c = radius / (‖w‖ √(λ²‖w‖² + ‖x‖²)), as if the row had been √c (w, x): the sums stay those of a weighted
@@ -90,7 +90,7 @@ class RowBounds:
         """The rows (dense or sparse) in whole units, as float64, none longer than the bound; each from itself alone."""
         is_sparse = sparse.issparse(X)
         if np.ndim(X) != 2:
-            raise ShapeError(f"Rows come as a matrix; got {np.ndim(X)} dimensions.")
+            raise ShapeError(f"Rows must be a matrix; got {np.ndim(X)} dimensions. Pass X (n × m).")
         rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else _as_c_order(X)
         if is_sparse:
             rows.sum_duplicates()
@@ -116,7 +116,7 @@ class RowBounds:
         if W.ndim != 2 or W.shape[0] != n:
             raise ShapeError(f"W has shape {W.shape}, but there are {n} rows.")
         if n > MAX_ROWS:
-            raise ParameterError(f"Sums are exact for at most {MAX_ROWS} rows of a party; there are more. Split it.")
+            raise ParameterError(f"Sums are exact for at most {MAX_ROWS} rows per party; got {n}. Split the party.")
         if not (np.isfinite(W).all() and (W >= 0).all()):
             raise DataError("Weights of rows must be finite and non-negative; nothing was computed.")
         total = RowSums(np.zeros((W.shape[1],) * 2, np.int64), np.zeros((W.shape[1], m), np.int64), n)
@@ -185,7 +185,7 @@ def _scaled(values: Any, factor: Any, owner: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class NoisyRowSums:
-    """Gaussian noise on gram, cross and (under add-or-remove) the number of rows, as one release.
+    """Gaussian noise on gram, cross and (under add-or-remove) the number of rows, released together.
 
         released:   κ·n,   λ·gram (diagonal once, above it √2 times),   cross         each + N(0, σ²)
 
@@ -218,7 +218,7 @@ class NoisyRowSums:
 
     @property
     def sensitivity(self) -> float:
-        """How far one row can move all that is released, in the joint norm.
+        """The most that one row can change the release, in the joint norm.
 
         add-or-remove: √(radius² + κ²). replace: √2 radius, since two rows that only add cannot point apart.
         """
@@ -233,11 +233,11 @@ class NoisyRowSums:
 
     @property
     def release(self) -> Release:
-        """What one round costs every row."""
+        """The privacy cost of one round for each row."""
         return Release("gaussian", self.noise_multiplier, "row", self.relation)
 
     def add_noise(self, sums: RowSums, source: Source = system_source) -> RowSums:
-        """The sums with noise, still in whole units (the count in units of 2⁻²⁰ under add-or-remove)."""
+        """Return the sums with noise, still in whole units (the count in units of 2⁻²⁰ under add-or-remove)."""
         sigma = math.nextafter(self.sigma / math.sqrt(self.shares), math.inf)
         k = sums.gram.shape[0]
         unit = self.bounds.weight_unit**2
@@ -254,7 +254,7 @@ class NoisyRowSums:
         return RowSums(sums.gram + gram, sums.cross + cross.reshape(sums.cross.shape), count)
 
     def postprocess(self, noisy: RowSums) -> tuple[Any, Any, float]:
-        """Gram, cross and number of rows as a sum over rows could be: from the noisy total alone."""
+        """Return valid gram, cross and number of rows from the noisy total alone (post-processing)."""
         gram = project_gram(noisy.gram * self.bounds.weight_unit**2)
         cross = np.maximum(noisy.cross * (self.bounds.weight_unit * self.bounds.row_unit), 0.0)
         count = noisy.count * COUNT_UNIT if self.relation == "add-or-remove" else float(noisy.count)
@@ -262,9 +262,9 @@ class NoisyRowSums:
 
 
 def project_gram(gram: Any) -> Any:
-    """A symmetric, non-negative, positive semidefinite matrix near `gram`: Dykstra's projections, then a last shift.
+    """Return a symmetric, non-negative, positive semidefinite matrix near `gram`: Dykstra's projections, then a shift.
 
-    The shift, of all eigenvalues by the most negative one that is left, makes both properties hold at once.
+    The shift of all eigenvalues by the most negative one that remains makes both properties hold at once.
     """
     current = (gram + gram.T) / 2
     turned, raised = np.zeros_like(current), np.zeros_like(current)
@@ -308,23 +308,24 @@ def row_weights(rows: Any, H: Any, row_unit: float, sweeps: int) -> Any:
 
 
 def quantize_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
-    """H in whole units; a party does not take the server's word for its size."""
+    """Validate H from the server, and return it in whole units."""
     return np.rint(validate_model(party, values, shape) / MODEL_UNIT)
 
 
 def validate_model(party: str, values: Array, shape: tuple[int, int]) -> Any:
-    """H in float64, if it is what a private program broadcasts: a model that lets some data fail would ask about them.
+    """Validate that H is what a private program broadcasts, and return it in float64.
 
-    Nothing of the party's data is looked at, so that a refusal tells nothing of them.
+    A crafted H could fail on some data only, which would leak. The check does not use the party's data, so a refusal
+    reveals nothing about them.
     """
     H = np.asarray(kernels.of(values).to_numpy(values), np.float64)
     if H.shape != shape:
-        raise ShapeError(f"Party {party!r} was sent an H of shape {H.shape}, not {shape}; nothing was computed.")
+        raise ShapeError(f"Party {party!r} received an H of shape {H.shape}, not {shape}; nothing was computed.")
     with np.errstate(over="ignore", invalid="ignore"):
         is_sound = bool((H >= 0).all() and (np.square(H).sum(axis=1) <= 1.01).all())
     if not is_sound:
         raise PartyError(
-            f"Party {party!r} was sent an H that is not non-negative with rows of unit norm; nothing was computed. "
-            "Check the server, or the checkpoint that the run goes on from."
+            f"Party {party!r} received an H that is not non-negative with rows of unit norm; nothing was computed. "
+            "Check the server, or the checkpoint from which the run was resumed."
         )
     return H

@@ -1,4 +1,4 @@
-"""What a run costs its parties in privacy, counted round by round."""
+"""Privacy accounting of a run: each party is charged round by round."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SIMULATION_ONLY = (
     "relative_error_", "explained_variance_", "component_shares_", "n_samples_", "party_components_", "alignments_",
     "history_.relative_error", "history_.objective", "history_.drift", "history_.aligned_drift",
 )  # fmt: skip
-"""What a simulation knows of a fit, and parties with differential privacy would not release."""
+"""Attributes of a fit that only a simulation has; parties with differential privacy would not release them."""
 
 DEFAULT_DELTA = 1e-5
-"""The δ at which ε is told where nobody has chosen one."""
+"""The default δ at which ε is reported."""
 
 
 @dataclass(slots=True)
 class PrivacyTracker:
-    """Accounts that are charged for every upload that was asked for, whatever became of it; ε is told at `delta`.
+    """Charges parties for every requested upload, even if it fails or is lost; ε is reported at `delta`.
 
-    A round is charged to everybody when it begins, and to those who were in it once it is over: one that is broken off
-    may have been sent. Nobody is charged for more than `most` uploads of a run, as no party sends more.
+    When a round starts, all parties are charged, because an interrupted round may have been sent. When it ends, only
+    its senders stay charged. A party is charged for at most `max_releases` uploads of a run, as it never sends more.
     """
 
     release: Release
@@ -39,16 +39,16 @@ class PrivacyTracker:
         self.initial_accounts = self.accounts
 
     def start_round(self, names: Iterable[str]) -> None:
-        """A round begins in which these parties may send."""
+        """Charge these parties for a round in which they may send."""
         self.accounts_before_round, self.accounts = self.accounts, self._charged(names)
 
     def cancel_round(self) -> None:
-        """There was no such round."""
+        """Undo the charge of a round that did not take place."""
         if self.accounts_before_round is not None:
             self.accounts, self.accounts_before_round = self.accounts_before_round, None
 
     def record_round(self, done: Round) -> float:
-        """Charge a round; returns what the party has spent by now that has spent most."""
+        """Charge the senders of a finished round; return the largest ε that a party has spent so far."""
         self.cancel_round()
         self.accounts = self._charged(senders(done))
         return self.accounts.epsilon(self.delta)
@@ -62,7 +62,7 @@ class PrivacyTracker:
 
     @property
     def promise(self) -> str:
-        """About whom ε is, in words."""
+        """The unit and relation that ε protects, in words."""
         words = RELATIONS[self.release.unit, self.release.relation]
         is_secure = self.release.is_secure and self.accounts.is_secure
         return words if is_secure else f"NO PROMISE, noise came from a seed; else: {words}"
@@ -82,7 +82,7 @@ class PrivacyTracker:
 
 
 def senders(done: Round) -> set[str]:
-    """Who has sent, or may have sent, something in a round: a refused upload has been made, too."""
+    """Return the parties that sent, or may have sent, an upload in a round, including refused uploads."""
     return {*done.participants, *done.refused, *(name for name, sent in done.bytes_up.items() if sent)}
 
 
@@ -99,7 +99,7 @@ def charge_rounds(rounds: Iterator[Round], tracker: PrivacyTracker, names: Colle
 
 
 def count_releases(accounts: Accounts, party: str) -> int:
-    """How many uploads a party was charged for."""
+    """Return the number of uploads that a party was charged for."""
     return len(accounts.ledgers.get(party, ()))
 
 
@@ -114,5 +114,5 @@ def parse_spent(values: Any) -> dict[str, Any] | None:
         return None
     epsilon = values.get("epsilon_spent") if isinstance(values, Mapping) else None
     if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not epsilon >= 0:
-        raise ParameterError("privacy_spent does not tell an epsilon_spent.")
+        raise ParameterError("privacy_spent has no valid epsilon_spent. Restore the file, or fit the model again.")
     return dict(values)

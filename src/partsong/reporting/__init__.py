@@ -1,1 +1,1 @@
-"""HTML pages."""
+"""HTML reports: run and comparison reports, topic pages, attack findings."""

@@ -1,4 +1,4 @@
-"""What attacks on a run have found, as a section of a page."""
+"""Findings of attacks on a run, as a section of a report or as a page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from partsong.reporting.html import UNKNOWN, Column, Markup, document, element, 
 
 ANCHOR, TITLE = "attacks", "What attacks recover"
 CAPTION = (
-    "What was tried on the messages of each party, by the {attacker}, and what came of it. The relative error is "
-    "against rows that were given for this audit; the doubt is what an attacker sees without them, and 0 where all "
-    "that was seen fits what was found."
+    "Attacks on the messages of each party, by the {attacker}, and their results. The relative error is against the rows "
+    "given for this audit. The doubt is what an attacker can measure without them; it is 0 if the recovered rows explain "
+    "all messages."
 )
 COLUMNS = (
     Column("Party", False),

@@ -145,7 +145,7 @@ def _decades(low: float, high: float) -> tuple[float, ...]:
 
 
 def line_chart(x: Quantity, y: Quantity, lines: Sequence[Line]) -> Markup:
-    """A chart of all lines; hovering over a point tells its values."""
+    """Return a chart of all lines; hovering over a point shows its values."""
     points = [point for line in lines for point in line.points]
     if not points:
         return element("p", f"No finite values of {y.name} over {x.name} to draw.", class_="note")

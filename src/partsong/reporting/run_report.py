@@ -1,6 +1,7 @@
-"""What a run, or a comparison of runs, found, and the one self-contained page that shows it.
+"""HTML report of a run or a comparison of runs, as one self-contained page.
 
-The page opens offline, loads nothing and prints well: results, charts, parts, privacy, every party's own, attacks.
+The page opens offline, loads nothing and prints well. It shows results, charts, components, privacy, each party's own
+components, and attacks.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ROUNDS = Quantity("rounds", lambda value: f"{value:,.0f}", start=0.0, smallest_s
 BYTES = Quantity("bytes sent per party", format_bytes, start=0.0, smallest_step=1.0)
 SECONDS = Quantity("seconds", format_number, start=0.0)
 TOP_FEATURES = 10
-MASKED = "Single uploads were masked: nobody but their senders saw them. The server knows their sums."
+MASKED = "Single uploads were masked: only their senders saw them. The server knows their sums."
 IN_SIMULATION = (
     "Errors, shares, drifts, numbers of rows and the parties' own parts on this page are known because all parties ran "
     "in one process. None of them was sent, and none is in the model."
@@ -107,7 +108,7 @@ class MethodResult:
 
     Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
     them across methods to compare them. An oracle is a reference that saw all rows in one place. A method without
-    components shares nothing. `found_alone` are the parties' parts after the first round, before they heard of others.
+    components shares nothing. `found_alone` has the parties' components after the first round, before any exchange.
     """
 
     name: str
@@ -210,7 +211,7 @@ class Report:
 
 
 def _best(methods: Sequence[MethodResult], is_oracle: bool) -> MethodResult | None:
-    """The lowest finite error among the oracles, or among all others with a shared model."""
+    """Return the method with the lowest finite error among oracles, or among all others with a shared model."""
     ranked = [m for m in methods if m.is_oracle is is_oracle and math.isfinite(m.relative_error) and len(m.components)]
     return min(ranked, key=lambda method: method.relative_error, default=None)
 

@@ -1,4 +1,4 @@
-"""A page on topics: a map, words, sizes and coherence; no document is in it, and it loads nothing."""
+"""HTML page of a topic model: map, words, sizes and coherence; it has no documents and loads nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TopicPage:
 
 
 def build_facts(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
-    """What a page tells of a fit, from its settings, and further numbers."""
+    """Return the facts about a fit that a page shows, from its settings and further numbers."""
     facts = {name: printable(str(settings[name])) for name in SHOWN_SETTINGS if name in settings}
     return facts | {name: f"{value:,}" for name, value in more.items()}
 
@@ -203,7 +203,7 @@ def _table(page: TopicPage, words: list[list[str]]) -> Markup:
     ]
     size = "Size is the share of what topics explain (LDA: of the documents)."
     if page.shares is None:
-        size = "Sizes are not known: the model does not tell them."
+        size = "Sizes are not known: the model does not store them."
     note = (
         f"{size} Coherence is 1 where a topic's ten strongest words only occur together, 0 where they are independent."
     )

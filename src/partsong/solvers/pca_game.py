@@ -38,7 +38,7 @@ Covariance = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerView:
-    """What player i decides on: its v and M v, its parents' V (d × i) and M V, and the largest variance of these.
+    """What player i observes: its v and M v, its parents' V (d × i) and M V, and the largest variance among these.
 
     A parent's v_l is known up to rounding of M, which is that of λ_1; a child's gradient is known up to what this makes
     of the penalty, λ_1/λ_l times as much: `floor`. So variances below about 3e-8 λ_1 are out of reach.
@@ -109,7 +109,7 @@ class Profile:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of it is numbers."""
+        """Whether all entries are finite."""
         return bool(np.isfinite(self.V).all() and np.isfinite(self.MV).all())
 
     def view(self, i: int) -> PlayerView:
@@ -184,7 +184,7 @@ class EigenGame:
         return Profile(V, covariance(V))
 
     def _turn(self, view: PlayerView, decayed: float) -> np.ndarray:
-        """Where a player goes to; it stays where all is rounding."""
+        """Return the player's next vector; it does not move if the gradient is only rounding."""
         utility, gradient = view.gradient()
         if _length(gradient) <= 2 * view.floor:
             return view.v
@@ -212,7 +212,7 @@ class PassRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GameResult:
-    """How a game ended; the profile is the last, or that of the largest total utility where it did not converge."""
+    """The result of a game: the last profile, or the one with the largest total utility if it did not converge."""
 
     profile: Profile
     outcome: Outcome
@@ -223,8 +223,8 @@ class GameResult:
 class GameRun:
     """A game of `rank` players over at most `max_iter` passes; converged once all residuals are at most `tol`.
 
-    With a `batch_size`, rows are dealt anew in each pass, evenly, to n // batch_size batches of at least that many, and
-    all players move once for each batch. Batches are less the mean of all rows. Residuals are over all rows.
+    With a `batch_size`, each pass splits the rows at random into n // batch_size batches of at least that size, and
+    all players move once per batch. Batches are centred by the mean of all rows. Residuals are over all rows.
     """
 
     game: EigenGame

@@ -1,7 +1,7 @@
-"""The two half-steps of a factorization: rows of W at a party, columns of H from sums.
+"""NMF under squared error by half-steps: rows of W at a party, columns of H from sums.
 
-A party holds rows and needs H; whoever holds the sums WᵀW and WᵀX needs no data. One process doing both in turn is
-centralised NMF; many parties and one server are the same computation with a sum in between.
+A party holds rows and needs H. The server holds the sums WᵀW and WᵀX and needs no data. One process that alternates
+both is centralized NMF; many parties and one server do the same computation with a sum in between.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from partsong.solvers.update_rules import (
 )
 
 DETECTABLE_ERROR = {"float64": 1e-13, "float32": 1e-8}
-"""The least squared error, as a share of ‖X‖², that sums can tell from zero."""
+"""The smallest squared error, as a share of ‖X‖², that can be distinguished from zero by sums."""
 
 RELIABLE_ERROR = {"float64": 1e-11, "float32": 1e-5}
-"""A squared error, as a share of ‖X‖², that sums tell well."""
+"""The smallest squared error, as a share of ‖X‖², that sums give accurately."""
 
 REVIVAL = Revival()
 
 BALANCE_RANGE = 60.0
-"""Scales between e^−60 and e^60 are looked at."""
+"""Scales are searched between e^−60 and e^60."""
 
 SUPPORT_SWEEPS = 20
 """Sweeps that find most of the support before an exact solve."""
@@ -65,10 +65,10 @@ class RowState:
 class ColumnState:
     """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' error.
 
-    `basis` tells over what the latest sums were, as 0-d sums that are the same for the same rows and differ for others:
-    Σu and Σu‖x‖². Objectives are compared only on one basis. `reported` is the objective where it is not that of the
-    pace, which begins again with a split. Under penalties a start `is_unscaled` until its first sums tell on which
-    scale they are least; W is then multiplied once by `scale`, which is None otherwise.
+    `basis` identifies the rows of the latest sums by two 0-d sums over them, Σu and Σu‖x‖². Objectives are compared only
+    on one basis. `reported` is the objective if it differs from that of the pace, which restarts with a split. Under
+    penalties an initialization `is_unscaled` until its first sums show the scale on which penalties are smallest; W is
+    then multiplied once by `scale`, which is None otherwise.
     """
 
     Ht: Array
@@ -93,7 +93,7 @@ class ColumnState:
         return self.basis[1]
 
     def cast_like(self, example: Array) -> ColumnState:
-        """In the number type and place of an array: H follows the sums, and before the first it cannot know these."""
+        """Return this state with the dtype and device of an array: H follows the sums, unknown before the first."""
         if type(self.Ht) is type(example) and self.Ht.dtype == example.dtype and _device(self.Ht) == _device(example):
             return self
         on = kernels.of(example)
@@ -172,12 +172,12 @@ class SquaredError:
 
     @property
     def traits(self) -> Traits:
-        """H is fitted to the sums alone."""
+        """H is fitted to the sums only."""
         return Traits(full_participation=True)
 
     @property
     def scale(self) -> Literal["l2", "fixed"]:
-        """Rows of H may get norm 1 at the end, unless penalties tell on which scale they are least."""
+        """Rows of H may be normalized at the end, unless penalties determine their scale."""
         return "fixed" if self.is_penalised else "l2"
 
     @property
@@ -187,7 +187,7 @@ class SquaredError:
 
     @property
     def penalties_fix_scale(self) -> bool:
-        """Whether penalties on both factors tell how to share out the scale of a component."""
+        """Whether penalties on both factors determine how the scale of a component is split."""
         return bool(self.penalty_W and self.penalty_H)
 
     @property
@@ -335,7 +335,7 @@ class SquaredError:
         return solve
 
     def column_step(self, columns: ColumnState, sums: Mapping[str, Array]) -> ColumnState:
-        """H ← rule(H; WᵀW, WᵀX), from sums alone, taken or taken back, and the point to step from next."""
+        """H ← rule(H; WᵀW, WᵀX) from sums only; accept or revert the step, and set the next extrapolated point."""
         columns = columns.cast_like(sums["cross"])
         if columns.is_unscaled:
             return self._choose_scale(columns, sums)
@@ -373,7 +373,7 @@ class SquaredError:
         return Ht.shape[0] * on_W + sums["rows"] * on_H
 
     def _accept_or_revert(self, columns: ColumnState, proposed: ProposedStep) -> ColumnState:
-        """The step taken or taken back, as the objective says."""
+        """Accept or revert the step by the objective."""
         on, pace = kernels.of(proposed.Ht), columns.pace
         is_same = (proposed.basis[0] == columns.basis[0]) & (proposed.basis[1] == columns.basis[1])
         least = on.where(is_same, pace.objective, float("inf"))
@@ -389,9 +389,9 @@ class SquaredError:
         return state if proposed.sizes is None else self._advance_trial(state, proposed, least)
 
     def _advance_trial(self, after: ColumnState, proposed: ProposedStep, before: Array) -> ColumnState:
-        """Under penalties: begin a trial of components that are zero, go on with it, or end it.
+        """Under penalties: start, continue or end a trial split of zero components.
 
-        Trials are decided on the host: a penalised fit on a device waits for it once an iteration.
+        Trials are decided on the host: a penalized fit on a GPU synchronizes once per iteration.
         """
         trial, sizes = after.trial, proposed.sizes
         assert sizes is not None
@@ -408,7 +408,7 @@ class SquaredError:
         return self._restart_from(after, split, RevivalState(after.Ht, now, 0, trial.count))
 
     def _restart_from(self, after: ColumnState, Ht: Array, trial: RevivalState) -> ColumnState:
-        """Step from another Hᵀ next; the model stays what the sums were about."""
+        """Take the next step from another Hᵀ; the model stays the one of the latest sums."""
         start = self.begin(Ht)
         return replace(
             after, point=Ht, memory=start.memory, pace=_with_restart(start.pace), trial=trial, reported=after.objective
@@ -442,7 +442,7 @@ class SquaredError:
 
         For data in float32, squares are right to some 1e-9 of ‖X‖², to some 1e-8 where few numbers of WᵀX make up most
         of it, and to 1e-7 where sparse rows have fewer entries than there are components: an error of 1e-3 to about
-        1e-5 (1e-4). What is below `DETECTABLE_ERROR` cannot be told from sums, and is stated as that.
+        1e-5 (1e-4). Values below `DETECTABLE_ERROR` cannot be distinguished by sums and are reported as that limit.
         """
         norm, error = float(columns.squared_norm), float(columns.squared_error)
         if norm <= 0:
@@ -482,8 +482,8 @@ class SquaredError:
     def iterate(self, X: Matrix, rows: RowState, columns: ColumnState, count: int) -> tuple[RowState, ColumnState]:
         """`count` times a row step and a column step on all rows, of which compiled code takes all but the last.
 
-        That one is taken singly, so that the objective is known. Steps that are extrapolated or penalised are not
-        fused: each depends on the objective of the one before.
+        The last one is taken separately, so that the objective is known. Extrapolated or penalized steps are not
+        fused, because each depends on the objective of the previous one.
         """
         fused = count - 1
         is_plain = not self.is_penalised and isinstance(self.momentum, NoExtrapolation) and rows.W is not None
@@ -528,7 +528,7 @@ def _sizes(*grams: Array) -> np.ndarray:
 
 
 def start_rows(gram: Array, cross: Array) -> Array:
-    """w = c·1 with the c ≥ 0 that fits the row best: Σ_j cross_j / Σ_jl gram_jl. From H and the row alone."""
+    """Return w = c·1 with the best c ≥ 0 for each row: c = Σ_j cross_j / Σ_jl gram_jl, from H and the row only."""
     on, sums = kernels.of(cross), cross.sum(1)
     total = on.cast(gram.sum(), sums)
     return on.tile(on.choose(total > 0, lambda: sums / total, lambda: sums * 0), cross.shape[1])

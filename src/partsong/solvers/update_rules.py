@@ -1,6 +1,4 @@
-"""Update rules (coordinate descent (HALS), multiplicative, projected gradient, iPALM, block pivoting, proximal), and
-their extrapolation.
-"""
+"""Update rules for NMF (HALS, multiplicative, projected gradient, iPALM, block pivoting, proximal), and extrapolation."""
 
 from __future__ import annotations
 
@@ -260,29 +258,29 @@ def converges_when_sketched(alpha: float, beta: float) -> bool:
     With beta = 0 the second sum is infinite: iterates keep moving about a stationary point, by some 1/μ.
     """
     if alpha < 0 or beta < 0:
-        raise ParameterError(f"Proximal weights are not negative; got alpha={alpha}, beta={beta}.")
+        raise ParameterError(f"alpha and beta must be zero or more; got alpha={alpha}, beta={beta}.")
     return beta > 0
 
 
 def warn_unless_convergent(alpha: float, beta: float) -> None:
-    """A UserWarning where Theorem 1 does not hold, in the name of whoever makes a program that asks in its check."""
+    """Warn if Theorem 1 does not hold; the warning points at the caller that creates the program."""
     if not converges_when_sketched(alpha, beta):
         warnings.warn(
             f"With beta = 0 (alpha = {alpha:g}) the proximal weights do not grow, and sketched steps are not known to "
-            "converge (Σ 1/μ² is infinite): they end in noise around a stationary point. Take beta > 0.",
+            "converge (Σ 1/μ² is infinite): they end in noise around a stationary point. Use beta > 0.",
             UserWarning,
             stacklevel=5,
         )
 
 
 def warn_if_noisy(rule: Any) -> None:
-    """A UserWarning where a rule's steps do not shrink enough for Theorem 1: weights, or step sizes, that stay."""
+    """Warn if a rule's steps do not shrink as Theorem 1 requires: constant proximal weights or step sizes."""
     if hasattr(rule, "alpha") and hasattr(rule, "beta"):
         warn_unless_convergent(rule.alpha, rule.beta)
     elif getattr(rule, "decay", 1.0) == 0:
         warnings.warn(
-            f"{rule} has steps that do not shrink, and sketched ones are not known to converge (Σ η² is infinite): "
-            "they end in noise around a stationary point. Take decay > 0.",
+            f"{rule} has constant step sizes, with which sketched steps are not known to converge (Σ η² is infinite): "
+            "they end in noise around a stationary point. Use decay > 0.",
             UserWarning,
             stacklevel=4,
         )
@@ -375,7 +373,7 @@ class Extrapolation:
 
 @dataclass(frozen=True, slots=True)
 class NoExtrapolation:
-    """Plain alternation."""
+    """No extrapolation: plain alternation."""
 
     def begin(self, factor: Array) -> MomentumState:
         """At rest."""

@@ -111,7 +111,7 @@ class TestSpending:
 
     def test_spending_on_rows_and_on_parties_is_not_added_up(self, parts):
         first = fitted(parts, ROWS)
-        with pytest.raises(CompositionError, match="two things"):
+        with pytest.raises(CompositionError, match="cannot cover several units or relations"):
             fitted(parts, PartyPrivacy(9.0, spent=first.accounts_), method="fedavg")
 
     def test_a_party_refuses_by_itself(self, parts):
