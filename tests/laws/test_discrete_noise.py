@@ -234,7 +234,7 @@ def test_tails_that_round_to_nothing_are_left_out():
 
 
 def test_a_source_that_gives_too_little_is_refused():
-    with pytest.raises(PartsongError, match="asked for 16 bytes instead of 8"):
+    with pytest.raises(PartsongError, match="returned 8 bytes instead of 16"):
         words(2, words_to_bytes(1))
 
 

@@ -449,7 +449,7 @@ def test_settings_are_checked_when_it_is_made(settings, kind, words):
 
 def test_weights_that_do_not_grow_are_warned_of_where_there_is_a_sketch():
     for rule in (CoordinateDescent(alpha=1.0), CoordinateDescent(), ProximalDescent(beta=0.0)):
-        with pytest.warns(UserWarning, match="Take beta > 0") as caught:
+        with pytest.warns(UserWarning, match="Use beta > 0") as caught:
             program(solver=SquaredError(rule))
         assert caught[0].filename == __file__
         program(solver=SquaredError(rule), ratio=1.0)

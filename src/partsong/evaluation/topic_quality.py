@@ -108,7 +108,7 @@ def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: in
     one of the two leaves it; here it is there until both have.
     """
     if size < 1:
-        raise ParameterError(f"size must be at least 1; got {size}.", parameter="size")
+        raise ParameterError(f"size must be at least one word; got {size}.", parameter="size")
     starts: list[int] = []
     lengths: list[int] = []
     words: list[int] = []
@@ -415,7 +415,7 @@ def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:
     if values.ndim != 2:
         raise ShapeError(f"Topics are the rows of a matrix (topics × words); this has {values.ndim} dimensions.")
     if n < 1:
-        raise ParameterError(f"n must be at least 1; got {n}.", parameter="n")
+        raise ParameterError(f"n must be at least 1 word per topic; got n={n}.", parameter="n")
     if not np.isfinite(values).all():
         raise DataError("Topics with NaN or infinite entries have no largest ones. Fit the model again.")
     order = np.argsort(-values, axis=1, kind="stable")[:, :n]

@@ -12,9 +12,9 @@ from partsong.reporting.html import UNKNOWN, Column, Markup, document, element, 
 
 ANCHOR, TITLE = "attacks", "What attacks recover"
 CAPTION = (
-    "Attacks on the messages of each party, by the {attacker}, and their results. The relative error is against the rows "
-    "given for this audit. The doubt is what an attacker can measure without them; it is 0 if the recovered rows explain "
-    "all messages."
+    "Attacks on the messages of each party, by the {attacker}, and their results. The relative error is against the "
+    "rows given for this audit. The doubt is what an attacker can measure without them; it is 0 if the recovered rows "
+    "explain all messages."
 )
 COLUMNS = (
     Column("Party", False),

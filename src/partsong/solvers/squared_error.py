@@ -65,7 +65,7 @@ class RowState:
 class ColumnState:
     """The shared half: Hᵀ (m × k), the extrapolated point, the rule's memory, the pace, the latest sums' error.
 
-    `basis` identifies the rows of the latest sums by two 0-d sums over them, Σu and Σu‖x‖². Objectives are compared only
+    `basis` identifies the rows of the latest sums by two 0-d sums, Σu and Σu‖x‖². Objectives are compared only
     on one basis. `reported` is the objective if it differs from that of the pace, which restarts with a split. Under
     penalties an initialization `is_unscaled` until its first sums show the scale on which penalties are smallest; W is
     then multiplied once by `scale`, which is None otherwise.

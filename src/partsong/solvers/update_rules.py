@@ -1,4 +1,4 @@
-"""Update rules for NMF (HALS, multiplicative, projected gradient, iPALM, block pivoting, proximal), and extrapolation."""
+"""Update rules for NMF: HALS, multiplicative, projected gradient, iPALM, block pivoting, proximal; extrapolation."""
 
 from __future__ import annotations
 
