@@ -319,7 +319,7 @@ def test_without_dp_accounting_gaussian_ledgers_work_and_others_say_what_to_inst
 
 
 def test_accounts_that_are_none_are_refused():
-    with pytest.raises(FormatError, match="by party"):
+    with pytest.raises(FormatError, match="must map parties to ledgers"):
         Accounts.from_json([1])
 
 

@@ -177,7 +177,7 @@ def test_the_direction_is_the_one_without_noise():
 
 
 def test_bad_audits_are_refused():
-    with pytest.raises(ParameterError, match="at least 40 runs"):
+    with pytest.raises(ParameterError, match="runs must be at least 40"):
         audit(lambda run: [0.0], lambda run: [1.0], runs=10)
     with pytest.raises(DataError, match="finite"):
         attack(np.full((50, 1), np.nan), np.zeros((50, 1)))

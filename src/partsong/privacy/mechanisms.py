@@ -120,7 +120,7 @@ class ClippedNoise(ABC):
             difference = np.concatenate([(private[name] - public[name]).ravel() for name in names])
         if not np.isfinite(difference).all():
             raise DivergenceError(
-                f"The message has NaN or infinite numbers ({', '.join(names)}) and cannot be protected; no noise was "
+                f"The message has NaN or infinite numbers ({', '.join(names)}) and cannot be protected; nothing was "
                 "drawn and nothing was sent. Check the party's data and step sizes."
             )
         cells = clipped_cells(difference, noise.grid, self.clip / self.grid, self.order)

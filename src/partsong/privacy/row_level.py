@@ -116,7 +116,10 @@ class RowBounds:
         if W.ndim != 2 or W.shape[0] != n:
             raise ShapeError(f"W has shape {W.shape}, but there are {n} rows.")
         if n > MAX_ROWS:
-            raise ParameterError(f"Sums are exact for at most {MAX_ROWS} rows per party; got {n}. Split the party.")
+            # the message must not reveal the number of rows
+            raise ParameterError(
+                f"Sums are exact for at most {MAX_ROWS} rows per party; there are more. Split the party."
+            )
         if not (np.isfinite(W).all() and (W >= 0).all()):
             raise DataError("Weights of rows must be finite and non-negative; nothing was computed.")
         total = RowSums(np.zeros((W.shape[1],) * 2, np.int64), np.zeros((W.shape[1], m), np.int64), n)

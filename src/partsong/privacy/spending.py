@@ -87,7 +87,7 @@ def senders(done: Round) -> set[str]:
 
 
 def charge_rounds(rounds: Iterator[Round], tracker: PrivacyTracker, names: Collection[str]) -> Iterator[Round]:
-    """The same rounds, each charged before it begins; whoever gets it has `spending` note it."""
+    """Charge each round before it starts, and yield it; the caller then calls `tracker.record_round`."""
     while True:
         tracker.start_round(names)
         done = next(rounds, None)

@@ -357,7 +357,7 @@ def disclosure(report: Report) -> list[Markup]:
         words = "Not federated: it needs every row in one place." if method.is_oracle else "Nothing was sent."
         nothing = element("tr", element("td", words, colspan=len(columns)))
         bodies.append([element("tr", title, class_="group"), *(lines or [nothing])])
-    caption = "Every array that one party sent over the whole run, and what it tells whoever receives it."
+    caption = "Every array that one party sent over the whole run, and what it tells the receiver."
     kept = element("p", element("strong", "Never sent. "), report.never_sent, class_="kept")
     return [table(caption, columns, *bodies), kept]
 
@@ -425,14 +425,14 @@ def privacy(report: Report) -> list[Markup]:
     masked = [element("p", MASKED, class_="kept")] if report.is_masked else []
     if report.privacy is None:
         return [element("p", NO_NOISE, class_="verdict"), *masked]
-    told = report.privacy
+    account = report.privacy
     verdict = (
-        f"ε = {format_number(told['epsilon_spent'])} at δ = {told['delta']:g}, unit {told['unit']}, relation "
-        f"{told['relation']}: {told['promise']}."
+        f"ε = {format_number(account['epsilon_spent'])} at δ = {account['delta']:g}, unit {account['unit']}, relation "
+        f"{account['relation']}: {account['promise']}."
     )
     columns = [Column("Party", False), Column("ε spent")]
-    rows = [row(columns, [name, format_number(spent)]) for name, spent in told["epsilon_by_party"].items()]
-    noise = f"{told['noise']} noise of {format_number(told['noise_multiplier'])} times the sensitivity. {PLAN}"
+    rows = [row(columns, [name, format_number(spent)]) for name, spent in account["epsilon_by_party"].items()]
+    noise = f"{account['noise']} noise of {format_number(account['noise_multiplier'])} times the sensitivity. {PLAN}"
     return [
         element("p", verdict, class_="verdict"),
         table(f"What each party has spent: {noise}", columns, rows),
@@ -443,13 +443,13 @@ def privacy(report: Report) -> list[Markup]:
 
 def party_section(report: Report) -> list[Markup]:
     """The fit of every method at every party; then, method by method, drift, and shares and pictures of each part."""
-    told = [method for method in report.methods if method.parties]
-    if not told:
+    evaluated = [method for method in report.methods if method.parties]
+    if not evaluated:
         return [element("p", "Nothing was computed at single parties.", class_="note")]
     styled = zip(report.methods, styles(report.methods), strict=True)
     blocks = [(m, style) for m, style in styled if m.parties and not m.is_oracle and len(m.components)]
     shown = _initially_open([method for method, _ in blocks])
-    return [_fits(told), *(_block(report, method, style, method is shown) for method, style in blocks)]
+    return [_fits(evaluated), *(_block(report, method, style, method is shown) for method, style in blocks)]
 
 
 def _initially_open(methods: Sequence[MethodResult]) -> MethodResult | None:
@@ -528,8 +528,8 @@ def _final(report: Report, method: MethodResult) -> Markup:
 def _not_shown(method: MethodResult, parties: int) -> str:
     """What does not fit on the page."""
     more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "parts")]
-    told = [f"{count:,} more {noun}" for count, noun in more if count > 0]
-    return f" Not shown: {' and '.join(told)}." if told else ""
+    missing = [f"{count:,} more {noun}" for count, noun in more if count > 0]
+    return f" Not shown: {' and '.join(missing)}." if missing else ""
 
 
 def _numbers(party: PartyResult) -> list[str]:
