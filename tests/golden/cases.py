@@ -156,7 +156,15 @@ def fits() -> Iterator[tuple[str, str, Case]]:
         made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
         yield f"FederatedNMF {method}, {align}", "sequential", made
     for method, start in (("fedavg", "independent"), ("fnmf-local", "common"), ("fedprox", "independent")):
-        settings = {"method": method, "start": start, "rounds": ROUNDS, "local_steps": 5, "tol": 0.0, "n_jobs": 1}
+        init_mode = {"independent": "local", "common": "shared"}[start]  # names of cases keep the words of 0.1.0
+        settings = {
+            "method": method,
+            "init_mode": init_mode,
+            "rounds": ROUNDS,
+            "local_steps": 5,
+            "tol": 0.0,
+            "n_jobs": 1,
+        }
         made = lambda s=settings: fitted(partsong.FederatedNMF(RANK, random_state=SEED, **s), parts())  # noqa: E731
         yield f"FederatedNMF {method}, {start}", "sequential", made
     texts = [topic_texts_of(name) for name in NAMES]
