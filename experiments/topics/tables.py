@@ -221,7 +221,7 @@ def beyond(found: Records) -> str:
         "k",
         f"{best}, printed (mean over k)",
         "best federated baseline here",
-        "best of ours",
+        "our best",
         "rounds, MB",
     ]
     return table_of(heads, lines)

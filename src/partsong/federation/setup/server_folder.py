@@ -128,7 +128,7 @@ class ServerFolder:
 
     def days_left(self) -> float:
         """Days until the certificate expires; negative after that."""
-        return credentials.days_left(read_certificate(self.path / "server.crt", self._make_anew))
+        return credentials.days_left(read_certificate(self.path / "server.crt", self._renewal_advice))
 
     def require_valid(self) -> float:
         """Return the days left; FileError if the certificate has expired or does not match the server's key, or the
@@ -146,7 +146,7 @@ class ServerFolder:
 
     def require_pair(self) -> None:
         """Refuse a certificate that does not match the server's key."""
-        certificate, key = (read_file(self.path / name, self._make_anew) for name in ("server.crt", "server.key"))
+        certificate, key = (read_file(self.path / name, self._renewal_advice) for name in ("server.crt", "server.key"))
         if not credentials.are_pair(certificate, key):
             raise FileError(
                 f"{self.path / 'server.crt'} does not match {self.path / 'server.key'}: one of them is outdated or "
@@ -158,7 +158,7 @@ class ServerFolder:
         return f"partsong federation init {quote(str(self.path))} --renew"
 
     @property
-    def _make_anew(self) -> str:
+    def _renewal_advice(self) -> str:
         return f"Renew it: {self._renewing}"
 
     @property
