@@ -62,7 +62,7 @@ def fields_of(name: str) -> list[str]:
     """The fields of a state as they are stored, or the members of an enumeration."""
     cls = class_of(name)
     if issubclass(cls, enum.Enum):
-        return [member.name for member in cls]
+        return [FIELDS_AS_STORED.get(name, {}).get(member.name, member.name) for member in cls]
     as_stored = FIELDS_AS_STORED.get(name, {})
     return [as_stored.get(field.name, field.name) for field in dataclasses.fields(cls) if field.init]
 

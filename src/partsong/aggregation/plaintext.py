@@ -51,7 +51,10 @@ class PlainReduction:
         """Keep the uploads in name order; the reply is empty."""
         names = sorted(inbox)
         if not names:
-            raise PartyError(f"No upload arrived in round {context.index}: every party dropped out. Resume the run.")
+            raise PartyError(
+                f"No upload arrived in round {context.index}: every party dropped out. Check the schedule, or resume "
+                "from a checkpoint."
+            )
         expected = _shapes(inbox[names[0]])
         for name in names:
             if _shapes(inbox[name]) != expected:

@@ -208,7 +208,7 @@ EPILOG = examples(
     "partsong topics fit a.csv b.csv c.csv d.csv -k 50 --method fednmf --server adam --participation 0.5 --rounds 100",
     "partsong topics fit a.csv b.csv c.csv -k 50 --secure-aggregation --min-documents 2 --min-parties 3 --json",
     "partsong topics fit a.csv b.csv c.csv -k 50 --method fednmf-mi --strength 0.1 --epochs 5 --device cuda",
-    "partsong topics fit a.csv b.csv c.csv -k 50 --method fednmf-mi --mi-gradient js --secure-aggregation",
+    "partsong topics fit a.csv b.csv c.csv -k 50 --method fednmf-mi --mi-gradient js --critic-rate 0.5",
 )
 
 

@@ -128,7 +128,7 @@ class _Encoder:
     def named(self, name: str, value: Any, where: tuple[Any, ...]) -> Node:
         """The node for a value of a registered class."""
         if isinstance(value, enum.Enum):
-            return {"enum": name, "member": value.name}
+            return {"enum": name, "member": FIELDS_AS_STORED.get(name, {}).get(value.name, value.name)}
         names, as_stored = (one.name for one in fields(value) if one.init), FIELDS_AS_STORED.get(name, {})
         content = {as_stored.get(one, one): self.node(getattr(value, one), (where, ".", one)) for one in names}
         return {"state": name, "fields": content}
@@ -310,7 +310,8 @@ class _Decoder:
             return self.record(node["state"], node["fields"])
         elif node.keys() == {"enum", "member"}:
             cls = self.named(node["enum"], enum.Enum)
-            return cls[node["member"]]
+            in_code = {stored: now for now, stored in FIELDS_AS_STORED.get(node["enum"], {}).items()}
+            return cls[in_code.get(node["member"], node["member"])]
         raise _malformed(f"a node has the unknown tags {sorted(node)[:5]}")
 
     def read_float(self, text: Any) -> float:
@@ -328,7 +329,7 @@ class _Decoder:
     def items(self, nodes: Any) -> Iterator[Any]:
         """The values of a list of nodes."""
         if type(nodes) is not list:
-            raise _malformed("a list of values is missing")
+            raise _malformed("a list of values is not a list")
         return (self.value(item) for item in nodes)
 
     def read_mapping(self, pairs: Any) -> dict[Any, Any]:

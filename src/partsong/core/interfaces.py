@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from partsong.core.renamed import hint
 from partsong.core.states import state
 from partsong.errors import CompositionError, ParameterError, PartsongError
 
@@ -244,7 +245,9 @@ class Schedule:
             )
         if self.on_party_error not in ("raise", "skip"):
             raise ParameterError(
-                f'on_party_error must be "raise" or "skip"; got {self.on_party_error!r}.', parameter="on_party_error"
+                f'on_party_error must be "raise" or "skip"; got {self.on_party_error!r}. '
+                f"{hint(str(self.on_party_error), ('raise', 'skip'))}".rstrip(),
+                parameter="on_party_error",
             )
 
     def check(self, names: Sequence[str]) -> None:

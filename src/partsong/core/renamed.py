@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -50,6 +50,8 @@ OPTIONS = MappingProxyType(
         "--fits-first": "--warm-start-weights",
     }
 )
+COLUMNS = MappingProxyType({"company": "cohort"})
+"""Columns of history.csv."""
 COMMANDS = MappingProxyType({"secret": "shared-key"})
 
 _NAMES = {**METHODS, **PARAMETERS, **{old: new for values in VALUES.values() for old, new in values.items()}}
@@ -64,10 +66,21 @@ def hint(name: str, known: Any) -> str:
 def translate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that version 0.1.0 may have written, with the present names of parameters and values."""
     renamed = {PARAMETERS.get(name, name): value for name, value in settings.items()}
-    return {
-        name: VALUES[name].get(value, value) if name in VALUES and isinstance(value, str) else value
-        for name, value in renamed.items()
-    }
+    return {name: _translate(name, value) for name, value in renamed.items()}
+
+
+def _translate(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):  # method_options
+        return translate_settings(value)
+    return VALUES[name].get(value, value) if name in VALUES and isinstance(value, str) else value
+
+
+def require_present_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the old name of a parameter, and name the new one."""
+    for name in names:
+        if name not in known and PARAMETERS.get(name) in known:
+            new = PARAMETERS[name]
+            raise ParameterError(f"{name}= is called {new}= since version 0.2.0. Use {new}=.", parameter=name)
 
 
 def refuse_old_names(function: Function) -> Function:
@@ -76,10 +89,7 @@ def refuse_old_names(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in known and PARAMETERS.get(name) in known:
-                new = PARAMETERS[name]
-                raise ParameterError(f"{name}= is called {new}= since version 0.2.0. Use {new}=.", parameter=name)
+        require_present_names(kwargs, known)
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]

@@ -104,7 +104,7 @@ def _placement_with_server(cards: Sequence[Mapping[str, Any]]) -> Placement:
     if cards[0]["parties"]:
         names = ", ".join(name for name, *_ in cards[0]["parties"])
         raise ParameterError(
-            f"Rank 0 is the server and holds no shard, but it was given {names}. Give shards to the other ranks."
+            f"Rank 0 is the server and holds no shard, but it was given {names}. Pass shards at the other ranks."
         )
     idle = [rank for rank, card in enumerate(cards) if rank and not card["parties"]]
     if idle:

@@ -75,7 +75,7 @@ class Durations:
         missing = sorted(set(names) - self.seconds.keys()) if self.seconds else []
         if missing:
             raise ParameterError(
-                f"Durations lack the seconds of {', '.join(missing[:5])}. Give the seconds of all parties, or of none "
+                f"Durations lack the seconds of {', '.join(missing[:5])}. Pass the seconds of all parties, or of none "
                 "to make them proportional to rows."
             )
 

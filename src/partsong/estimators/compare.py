@@ -393,17 +393,17 @@ class Comparison:
     @property
     def is_complete(self) -> bool:
         """Whether all methods were run to their end."""
-        return not self.missing and not self._broken_off
+        return not self.missing and not self._interrupted
 
     @property
     def notice(self) -> str:
         """What is missing in an interrupted comparison; empty if complete."""
-        said = [f"{name} was interrupted, and its numbers are intermediate" for name in self._broken_off]
+        said = [f"{name} was interrupted, and its numbers are intermediate" for name in self._interrupted]
         said += [f"not started: {', '.join(self.missing)}"] if self.missing else []
         return f"Incomplete (interrupted): {'; '.join(said)}." if said else ""
 
     @property
-    def _broken_off(self) -> list[str]:
+    def _interrupted(self) -> list[str]:
         return [m.name for m in self.findings if m.outcome == Outcome.INTERRUPTED]
 
     @property
@@ -414,8 +414,8 @@ class Comparison:
         return lacking + (
             f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
             "are over all rows, with weights fitted to the model; “local” has one model per party. "
-            "init_mode: parties start from one shared H, the same for every method, or each from a local H. Steps: "
-            "local iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
+            "init_mode: parties start from one H for every method (shared), or each from its own H (local). Steps: local "
+            "iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
             "parties' H_p from the shared H by position; aligned: after alignment."
             f"{self._unequal}"
         )

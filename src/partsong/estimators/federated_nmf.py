@@ -21,7 +21,7 @@ from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
-from partsong.core.renamed import refuse_old_names
+from partsong.core.renamed import refuse_old_names, require_present_names
 from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
@@ -280,6 +280,12 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     >>> model.transform(X[:5]).shape
     (5, 3)
     """
+
+    def set_params(self, **params: Any) -> FederatedNMF:
+        """Set parameters, as in scikit-learn."""
+        require_present_names(params, self._get_param_names())
+        result: FederatedNMF = super().set_params(**params)
+        return result
 
     @refuse_old_names
     def __init__(

@@ -468,7 +468,8 @@ def _require_private_method(privacy: Privacy, method: str, secure_aggregation: A
             )
         if not isinstance(secure_aggregation, bool):
             raise ParameterError(
-                "Masks over noisy sums are made for them: give secure_aggregation=True.", parameter="secure_aggregation"
+                "With privacy, the masks are chosen to fit the noisy sums. Pass secure_aggregation=True.",
+                parameter="secure_aggregation",
             )
     elif "party" not in methods.method(method).privacy:
         raise ParameterError(

@@ -146,14 +146,14 @@ def add_opening_balance(
         costs = [Release.from_json(one.release) for one in found.uncharged.values() if one.release is not None]
         count = max(len(found.uncharged), releases or 0)
         if not count and not found.unlogged:
-            raise ParameterError("Nothing is missing: ledger and log agree. Give releases to state some.")
+            raise ParameterError("Nothing is missing: ledger and log agree. Pass releases to state some.")
         whole = DEFAULT_DELTA if budget is None else budget.delta
         rest = whole - sum(one.delta for one in recorded.openings)
         delta = rest / 2 if delta is None else delta
         if epsilon is not None and not delta < rest:
             raise ParameterError(
                 f"delta = {delta:g} leaves nothing of the budget's δ = {whole:g} for releases to come; earlier opening "
-                f"balances have {whole - rest:g} of it. Give a smaller delta, or raise that of the budget in site.toml."
+                f"balances have {whole - rest:g} of it. Use a smaller delta, or raise that of the budget in site.toml."
             )
         if epsilon is None and costs and len(costs) == count:
             epsilon = float(Ledger(tuple((one, 1) for one in costs)).epsilon(delta))
@@ -173,7 +173,7 @@ def add_opening_balance(
         if epsilon is not None and others:  # nothing could be charged after it
             raise ParameterError(
                 f"An opening balance about a {unit} ({relation}) does not add up with a ledger or budget about "
-                f"{' and '.join(sorted(others))}. Give the unit and relation of these."
+                f"{' and '.join(sorted(others))}. Pass the unit and relation of these."
             )
         ledger.append_opening(opening)
     return opening

@@ -178,12 +178,12 @@ POLICY = """# The rules of this site for runs. Only the site reads this file, an
 
 # recipes = ["exact", "fedavg"]     # methods allowed; default: all but secure-dsanls
 # minimum_rows = 100                # default: twice the rank where uploads are visible one by one;
-                                    # not allowed with a row-level budget, which it would break
+                                    # not allowed with a row-level budget: a refusal would reveal the row count
 minimum_parties = 3                 # sums over fewer sites are refused
 maximum_rounds = 1000               # per run
 # maximum_runs = 20                 # in total; default: no limit
 secure_aggregation = true           # the server sees only sums
-minimum_mask_bound = 1e6            # a smaller mask_bound is refused: a refusal compares your numbers with it
+minimum_mask_bound = 1e6            # a smaller mask_bound is refused: a refused upload reveals that a number exceeds it
 maximum_exposure = "membership"     # what may be computed from all sums that ever leave without noise: "guess",
                                     # "membership", "entries" or "rows" (docs/reference/exposure.md).
                                     # By default, rounds × rank of all runs together is at most

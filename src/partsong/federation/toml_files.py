@@ -26,6 +26,7 @@ import tomli_w
 from msgspec import Meta, inspect
 
 from partsong.core.parameters import read_toml, suggest_name
+from partsong.core.renamed import hint
 from partsong.errors import FormatError, ParameterError, PartsongError
 from partsong.io.write import write_text
 
@@ -139,7 +140,9 @@ def _problem(message: str, keys: list[str], table: Any, kind: inspect.Type) -> s
     if missing := re.match(r"Object missing required field `([^`]*)`", message):
         return f" needs {'.'.join([*keys, missing[1]])}: {_in_words(_field(kind, missing[1]))}. Add it."
     named = f": {'.'.join(keys)}" if keys else ""
-    return f"{named} must be {_in_words(kind)}; got {_short(value)}."
+    values = kind.values if isinstance(kind := _plain(kind), inspect.LiteralType) else ()
+    advice = f" {hint(str(value), values)}".rstrip()
+    return f"{named} must be {_in_words(kind)}; got {_short(value)}.{advice}"
 
 
 def _field(kind: inspect.Type, name: str) -> inspect.Type:

@@ -445,7 +445,7 @@ def exposure_advice(counts: Mapping[str, int]) -> str:
     """Describe what the exposure limit would allow. With secure aggregation it is rounded down to a power of two."""
     rounds, rank = counts.get("rounds", 0), counts.get("rank", 0)
     if not rounds and not rank:
-        return "No round without noise is allowed"
+        return "No round without noise is allowed; use noise"
     allowed = [f"{rounds} rounds of this rank"] if rounds else []
     allowed += [f"rank {rank} in as many rounds"] if rank else []
     return f"At most {' or '.join(allowed)} would be allowed"

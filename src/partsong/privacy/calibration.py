@@ -29,7 +29,7 @@ def rounds_within(epsilon: float, delta: float, release: Release, spent: Ledger 
         raise ParameterError(
             f"A budget that allows no round: epsilon={epsilon:g} with delta={delta:g}, but after the first one "
             f"{one:.4g} would be spent. A single round from a fresh start needs a noise multiplier of {need:.4g} (now "
-            f"{release.noise_multiplier:g}); or give a larger epsilon.",
+            f"{release.noise_multiplier:g}); or use a larger epsilon.",
             parameter="epsilon",
         )
     return rounds

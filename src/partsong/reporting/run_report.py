@@ -81,7 +81,7 @@ class Curve:
         if not len(self.rounds) == len(self.seconds) == len(self.errors):
             raise ShapeError(
                 f"Curve {self.label!r} has {len(self.rounds)} rounds, {len(self.seconds)} seconds and "
-                f"{len(self.errors)} errors. Give one of each per recorded round."
+                f"{len(self.errors)} errors. Pass one of each per recorded round."
             )
 
 
@@ -132,7 +132,7 @@ class MethodResult:
         if self.components.ndim != 2 or len(self.components) != len(self.shares):
             raise ShapeError(
                 f"Method {self.name!r} has components of shape {self.components.shape} and {len(self.shares)} shares. "
-                "Give a (k, m) array and one share per component."
+                "Pass a (k, m) array and one share per component."
             )
 
     @property
@@ -206,7 +206,7 @@ class Report:
             if self.feature_names is not None and len(self.feature_names) != n_features:
                 raise ShapeError(
                     f"{len(self.feature_names)} feature names do not fit the {n_features} features of method "
-                    f"{method.name!r}. Give one name per column, or leave them out."
+                    f"{method.name!r}. Pass one name per column, or leave them out."
                 )
 
 

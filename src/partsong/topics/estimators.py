@@ -476,8 +476,8 @@ class FederatedTopicModel(TopicEstimator):
     n_topics, weighting, max_df, max_words, language, stop_words, words, tol, time_budget, random_state, verbose, \
 dtype, epochs, batch, rate, strength, critic, mi_gradient, critic_rate, warm_start_weights, counts_words, device :
         As in `TopicModel`, with "fednmf-mi" instead of "nmf-sgd-mi". "exact", "fnmf" and, with full participation,
-        "fedlda" stop by tol. A critic is sent like the topics: in the open it tells each party's words to the letter
-        (docs/reference/exposure.md), and `secure_aggregation` hides single ones.
+        "fedlda" stop by tol. A critic is sent like the topics; without `secure_aggregation` it reveals exactly which
+        words a party has (docs/reference/exposure.md).
     method : {"exact", "fnmf", "fednmf", "fednmf-mi", "fedlda"} or Program
         The federated method.
     server, server_rate : {"average", "adagrad", "yogi", "adam"}, float

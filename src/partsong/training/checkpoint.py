@@ -22,6 +22,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from partsong.core.interfaces import Checkpoint, Message, Round, State
+from partsong.core.renamed import translate_settings
 from partsong.core.states import state
 from partsong.data.scan import is_sparse
 from partsong.errors import FileError, FormatError, ParameterError
@@ -103,7 +104,7 @@ def load_run(path: str | PathLike[str]) -> SavedRun:
     run = read_state(path, "checkpoint")
     if not isinstance(run, SavedRun) or not _is_valid(run):
         raise FormatError(f"{resolve_path(path)}: not the checkpoint of a fit. Start a new run.")
-    return run
+    return replace(run, about={**run.about, "settings": translate_settings(run.about["settings"])})
 
 
 def fingerprint(X: Any, feature_names: Sequence[str] | None = None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from partsong.core import renamed
 from partsong.errors import FileError, FormatError
 from partsong.io.model_file import Model, load_model, machine_versions, now
 from partsong.io.write import as_json, quoting_for, require_writable_folder, write_json, write_text
@@ -169,8 +170,8 @@ class RunFolder:
         return found if isinstance(found, str) else None
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the run."""
-        return self._json(SETTINGS)
+        """Return the settings of the run, with the present names."""
+        return renamed.translate_settings(self._json(SETTINGS))
 
     def result(self) -> dict[str, Any]:
         """Return the result of a run that has ended."""
@@ -215,8 +216,11 @@ class RunFolder:
 
 
 def _history_row(row: Mapping[str, str]) -> HistoryRow:
-    kinds = get_type_hints(HistoryRow).values()  # by position: one column had another name in 0.1.0
-    return HistoryRow(*(kind(cell or "nan") for kind, cell in zip(kinds, row.values(), strict=True)))
+    kinds = get_type_hints(HistoryRow)
+    cells = {renamed.COLUMNS.get(name, name): cell for name, cell in row.items()}
+    if cells.keys() != kinds.keys():
+        raise KeyError(*(cells.keys() ^ kinds.keys()))
+    return HistoryRow(**{name: kind(cells[name] or "nan") for name, kind in kinds.items()})
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

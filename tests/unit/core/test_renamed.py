@@ -1,5 +1,6 @@
 """Names of version 0.1.0: an error for an old one has the new one; model files are translated when they are loaded."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ from typer.testing import CliRunner
 import partsong
 from partsong import methods
 from partsong.core import renamed
-from partsong.errors import ParameterError
+from partsong.core.interfaces import Schedule
+from partsong.errors import FormatError, ParameterError
 from partsong.federation.experiment import Experiment
 from partsong.io.topic_file import load_topics
+from partsong.training.run_folder import RunFolder
 
 X = np.random.default_rng(0).random((12, 5))
 FILES = Path(__file__).resolve().parents[3].rglob("from_0_1_0/federated-*.safetensors")
@@ -89,3 +92,42 @@ def test_translation_leaves_other_settings_alone():
     }  # fmt: skip
     assert renamed.translate_settings(settings) == expected
     assert renamed.translate_settings(expected) == expected
+
+
+def test_nested_options_are_translated():
+    settings = {"method": "then-exact", "method_options": {"first": "ipalm-once", "rate": 0.1}}
+    assert renamed.translate_settings(settings)["method_options"] == {"first": "one-shot-ipalm", "rate": 0.1}
+
+
+@pytest.mark.parametrize("old", ["stop", "leave out"])
+def test_an_old_value_in_an_experiment_names_the_new_one(old):
+    new = renamed.VALUES["on_party_error"][old]
+    with pytest.raises(ParameterError, match=f"called '{new}' since"):
+        Experiment.from_table({"method": "fedavg", "rank": 2, "rounds": 1, "on_party_error": old})
+    with pytest.raises(ParameterError, match=f"called '{new}' since"):
+        Schedule(1, on_party_error=old)
+
+
+def test_set_params_names_the_new_parameter():
+    model = partsong.FederatedNMF(2)
+    with pytest.raises(ParameterError, match="masked= is called secure_aggregation="):
+        model.set_params(masked=True)
+    assert model.set_params(secure_aggregation=True).secure_aggregation is True
+
+
+def test_run_folders_have_the_present_names(tmp_path):
+    """Settings of a run, its history and its checkpoint, as version 0.1.0 named them."""
+    folder = tmp_path / "run"
+    model = partsong.FederatedNMF(2, rounds=2, random_state=0).fit([X, X], run_folder=folder)
+    settings = json.loads((folder / "settings.json").read_text())
+    old = {new: old for old, new in renamed.PARAMETERS.items()}
+    written = {old.get(name, name): value for name, value in settings.items()} | {"faulty": "leave out"}
+    (folder / "settings.json").write_text(json.dumps(written))
+    history = (folder / "history.csv").read_text()
+    (folder / "history.csv").write_text(history.replace("cohort", "company", 1))
+    read = RunFolder(folder)
+    assert read.settings() == settings | {"on_party_error": "skip"}
+    assert [row.cohort for row in read.history()] == [row.cohort for row in model.history_]
+    (folder / "history.csv").write_text(history.replace("seconds", "hours", 1))
+    with pytest.raises(FormatError, match="not the history of a fit"):
+        read.history()

@@ -134,7 +134,7 @@ def test_what_was_spent_is_not_thrown_away(folder, rows):
     """A run with accounts in its checkpoint is resumed, or its folder left alone."""
     fit(folder, rows, 1)
     spending = PrivacyTracker(Release("gaussian", 2.0, "party", "replace"))
-    spending.begin("abc")
+    spending.start_round("abc")
     save_run(folder.path / "checkpoint", replace(folder.load(), spent=spending.accounts.to_json()))
     with pytest.raises(FileError, match="privacy accounts"):
         fit(folder, rows, 1, overwrite=True)

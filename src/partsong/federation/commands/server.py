@@ -62,7 +62,7 @@ REMOVE = examples("partsong federation remove north --folder liver")
 SERVE = examples("partsong federation serve --folder liver", "partsong federation serve --folder liver --host 0.0.0.0")
 KIT = "Kit for {!r}: {}. It holds no secret, but must arrive unchanged."
 ADMITTING = "The site joins with it and sends back card.toml. Then run: partsong federation admit CARD --folder {}"
-ENGINE = "flower: over TLS; files: through a folder that all can reach, or that somebody carries."
+ENGINE = "flower: over TLS; files: through a shared folder, or one carried between machines."
 
 
 class Engine(StrEnum):

@@ -177,8 +177,8 @@ def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
         is_aligned = "align" in methods.TABLE[method].parameters
         instead = f'{key} = "fnmf-by-sums", which can be masked' if is_aligned else "another method"
         raise ParameterError(
-            f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Take {instead}; or '
-            "secure_aggregation = false, which sites answer whose site.toml allows it."
+            f'{key} = "{method}" cannot be masked: the server has to see what each site sends. Use {instead}, or '
+            "set secure_aggregation = false if every site allows that in its site.toml."
         )
     try:
         # The number of columns is not known yet; whether program and reduction are compatible does not depend on it.

@@ -394,7 +394,7 @@ class Agreement:
         text = (
             f"{self.vocabulary.n_columns} words are in at least {rule.min_documents} document(s) at each of at least "
             f"{rule.min_parties} of {n_parties} parties. A word at fewer parties is revealed with a probability of at "
-            f"most {self.false_pass:.1e} ({self.n_tables} tables of keyed hashes). Sent: "
+            f"most {self.false_pass:.1e} ({self.n_tables} tables of keyed hashes). Uploaded: "
             f"{sum(self.bytes_up.values()) / max(1, n_parties) / 1e6:.2f} MB per party in {self.exchanges} exchanges, "
             f"{sum(self.seconds):.1f} s. {self.long_words_note()}"
         )
