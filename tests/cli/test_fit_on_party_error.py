@@ -49,7 +49,7 @@ FAULTS = {
         "lacks column gene 0, compared with",
     ),
     "zeros": (lambda t: {"X": 0 * t.X}, "Every value is zero. This party contributes nothing to sums"),
-    "no rows": (lambda t: {"X": t.X[:0], "sample_names": np.array([], dtype=str)}, "holds 0 rows, but parts.json says"),
+    "no rows": (lambda t: {"X": t.X[:0], "sample_names": np.array([], dtype=str)}, "has 0 rows, but parts.json lists"),
 }
 
 

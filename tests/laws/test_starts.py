@@ -31,7 +31,9 @@ def start(X, init, rank=5, seed=3):
 @pytest.mark.parametrize("rank", [1, 5, 40])
 def test_starts_are_non_negative_and_keep_type_and_shape(init, form, dtype, rank):
     if rank == 40 and init.startswith("nndsvd"):
-        with pytest.raises(ParameterError, match=r"nndsvd.*got n_components = 40 and X of 60 × 25. Use init='random'"):
+        with pytest.raises(
+            ParameterError, match=r"nndsvd.*got n_components = 40 and X of shape 60 × 25. Use init='random'"
+        ):
             start(form(planted().astype(dtype)), init, rank)
         return
     beginning = start(form(planted().astype(dtype)), init, rank)

@@ -414,8 +414,8 @@ class Comparison:
         return lacking + (
             f"Rank {self.n_components}, seed {self.seed}, {len(self.findings[0].parties)} parties, simulated. Errors "
             "are over all rows, with weights fitted to the model; “local” has one model per party. "
-            "init_mode: parties start from one H for every method (shared), or each from its own H (local). Steps: local "
-            "iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
+            "init_mode: parties start from one H for every method (shared), or each from its own H (local). Steps: "
+            "local iterations or sweeps per round. Seconds cover the rounds, without compiling. Drift: distance of the "
             "parties' H_p from the shared H by position; aligned: after alignment."
             f"{self._unequal}"
         )

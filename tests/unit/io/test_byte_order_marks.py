@@ -57,5 +57,5 @@ def test_a_mark_changes_no_fingerprint_of_a_roster_and_no_key_of_a_card(tmp_path
 
 
 def test_a_mark_within_a_key_is_no_letter_of_it():
-    with pytest.raises(ValueError, match="not a shared key"):
+    with pytest.raises(ValueError, match="Not a shared key"):
         SharedKey.read(KEY.text[:5] + "\ufeff" + KEY.text[5:])
