@@ -534,7 +534,7 @@ def test_after_a_refusal_by_policy_nobody_is_sent_to_resume(tmp_path, stage):
         list(federation.rounds(InProcess(sites)))
     told = " ".join(caught.value.__notes__)
     assert "Change the experiment, or ask the site to update site.toml" in told
-    assert "then resume" in told
+    assert "ask the site to update site.toml, then resume" in told
     assert "once the site is back" not in told
     assert not has_started(tmp_path / "server"), "no site has answered a start"
     assert len(list(federation.rounds())) == 2, "it is allowed now"

@@ -470,5 +470,6 @@ def test_the_terms_that_a_site_reads_never_soothe_without_the_level(limit, sent,
         said, _ = terms.of_table(X, range(8))
         require_level(said, Support.of(X).exposure(sent))
         require_level(terms.of_texts())
+        assert limit is not Exposure.ROWS or not SOOTHING.search(said)
         if limit is not Exposure.ROWS and "privacy" not in change:
             assert str(Support.of(X).exposure(sent)) in STATED.findall(said)

@@ -34,8 +34,9 @@ def _show_all(ctx: typer.Context, is_wanted: bool) -> None:
         for parameter in ctx.command.params:
             parameter.hidden = False  # type: ignore[attr-defined]
             if parameter.name == "method":
+                short = parameter.help.replace(" --help-all describes all methods.", "")  # type: ignore[attr-defined]
                 summaries = (f"{name}: {methods.TABLE[name].summary}" for name in KNOWN)
-                parameter.help = f"{parameter.help} {' '.join(summaries)}"  # type: ignore[attr-defined]
+                parameter.help = f"{short} {' '.join(summaries)}"  # type: ignore[attr-defined]
         typer.echo(ctx.get_help())
         raise typer.Exit
 

@@ -50,8 +50,6 @@ OPTIONS = MappingProxyType(
         "--fits-first": "--warm-start-weights",
     }
 )
-COLUMNS = MappingProxyType({"company": "cohort"})
-"""Columns of history.csv."""
 COMMANDS = MappingProxyType({"secret": "shared-key"})
 
 _NAMES = {**METHODS, **PARAMETERS, **{old: new for values in VALUES.values() for old, new in values.items()}}

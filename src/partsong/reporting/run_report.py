@@ -47,7 +47,7 @@ SECONDS = Quantity("seconds", format_number, start=0.0)
 TOP_FEATURES = 10
 MASKED = "Single uploads were masked: only their senders saw them. The server knows their sums."
 IN_SIMULATION = (
-    "Errors, shares, drifts, numbers of rows and the parties' own parts on this page are known because all parties ran "
+    "Errors, shares, drifts, row counts and the parties' own components on this page are known because all parties ran "
     "in one process. None of them was sent, and none is in the model."
 )
 NO_NOISE = "No noise was added: nothing is promised about rows or parties."
@@ -104,7 +104,7 @@ class ArrayTraffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MethodResult:
-    """One method's result: its quality, its cost, its parts `components` (k, m), and all that a party sent.
+    """One method's result: its quality, its cost, its `components` (k, m), and all that a party sent.
 
     Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
     them across methods to compare them. An oracle is a reference that saw all rows in one place. A method without
@@ -383,17 +383,17 @@ def parts(report: Report) -> list[Markup]:
     """The components of each method, as pictures or as lists of their strongest features."""
     is_picture = report.image_shape is not None
     shown = (
-        "Each part is a picture scaled to its own maximum: the more a pixel stands out from the page, the larger it is."
+        "Each component is a picture scaled to its own maximum: the more a pixel contrasts with the page, the larger its value."
         if is_picture
-        else f"Each part is a list of its {TOP_FEATURES} strongest features; bars are relative to the strongest."
+        else f"Each component is a list of its {TOP_FEATURES} strongest features; bars are relative to the strongest."
     )
-    note = f"{shown} The percentage is the share of the data that the part explains."
+    note = f"{shown} The percentage is the share of the data that the component explains."
     content = [element("p", note, class_="note")]
     for method, style in zip(report.methods, styles(report.methods), strict=True):
         components = np.nan_to_num(method.components.astype(float), posinf=0.0).clip(min=0.0)
         figures = []
         for i, (values, share) in enumerate(zip(components, method.shares, strict=True), start=1):
-            alt = f"Part {i} of {method.name}"
+            alt = f"Component {i} of {method.name}"
             look = picture(values.reshape(report.image_shape), alt) if is_picture else _features(values, report)
             explains = element("span", format_percent(share) if values.any() else "empty")
             label = element("figcaption", element("b", str(i)), explains)
@@ -487,12 +487,14 @@ def _block(report: Report, method: MethodResult, style: str, is_open: bool) -> M
 
 def _hint(method: MethodResult) -> str:
     if all(party.own is None for party in method.parties):
-        return "Parties have no parts of their own here. Percentages are the share of each part in what a party fits."
+        return (
+            "Parties have no local components here. Percentages are the share of each component in what a party fits."
+        )
     return (
-        "Columns are the shared parts; below each is the part of every party that belongs to it. The number tells its "
-        "place in the party's own model: equal numbers down a column mean that parties agree on the order. Percentages "
-        "are the share of the shared part in what a party fits. Faded parts, with their place in brackets, have no "
-        "partner: they have nothing in common with the shared part, and stand where there was room. Drift is "
+        "Columns are the shared components; below each is the matching component of every party. The number is its "
+        "position in the party's own model: equal numbers down a column mean that parties agree on the order. "
+        "Percentages are the share of the shared component in what a party fits. Faded components, with their position "
+        "in brackets, have no match and fill the free places. Drift is "
         "‖H_p − H‖² / ‖H‖², by position and after alignment."
     )
 
@@ -502,7 +504,9 @@ def _alone(report: Report, method: MethodResult) -> Markup:
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *(Column(str(i + 1), False) for i in parts)]
     lines = [
-        row(columns, ["shared", *(_thumbnail(report, method.components[i], f"Shared part {i + 1}") for i in parts)])
+        row(
+            columns, ["shared", *(_thumbnail(report, method.components[i], f"Shared component {i + 1}") for i in parts)]
+        )
     ]
     for name, own in list(method.found_alone.items())[:MOST_PARTIES]:
         lines.append(row(columns, [name, *(_own(report, name, own, i) for i in parts)]))
@@ -513,7 +517,7 @@ def _alone(report: Report, method: MethodResult) -> Markup:
 def _final(report: Report, method: MethodResult) -> Markup:
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *map(Column, NUMBERS), *(Column(str(i + 1), False) for i in parts)]
-    looks = [_thumbnail(report, method.components[i], f"Shared part {i + 1}") for i in parts]
+    looks = [_thumbnail(report, method.components[i], f"Shared component {i + 1}") for i in parts]
     captions = [element("span", _short(method.shares[i]), class_="mini") for i in parts]
     total = f"{sum(party.rows for party in method.parties):,}"
     drifts = [format_number(method.drift), format_number(method.aligned_drift)]
@@ -527,7 +531,7 @@ def _final(report: Report, method: MethodResult) -> Markup:
 
 def _not_shown(method: MethodResult, parties: int) -> str:
     """What does not fit on the page."""
-    more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "parts")]
+    more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "components")]
     missing = [f"{count:,} more {noun}" for count, noun in more if count > 0]
     return f" Not shown: {' and '.join(missing)}." if missing else ""
 
@@ -565,7 +569,7 @@ def _thumbnail(report: Report, values: np.ndarray, about: str, style: str = "par
 SECTIONS = (
     ("results", "Results", results),
     ("convergence", "Convergence", convergence),
-    ("parts", "Learned parts", parts),
+    ("components", "Components", parts),
     ("voices", "At each party", party_section),
     ("parties", "Who holds what", holdings),
     ("disclosure", "What left each party", disclosure),

@@ -217,10 +217,9 @@ class RunFolder:
 
 def _history_row(row: Mapping[str, str]) -> HistoryRow:
     kinds = get_type_hints(HistoryRow)
-    cells = {renamed.COLUMNS.get(name, name): cell for name, cell in row.items()}
-    if cells.keys() != kinds.keys():
-        raise KeyError(*(cells.keys() ^ kinds.keys()))
-    return HistoryRow(**{name: kind(cells[name] or "nan") for name, kind in kinds.items()})
+    if any(name not in (column, "cohort") for name, column in zip(kinds, row, strict=True)):
+        raise KeyError(*row)  # only the column of cohorts had another name in 0.1.0
+    return HistoryRow(*(kind(cell or "nan") for kind, cell in zip(kinds.values(), row.values(), strict=True)))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

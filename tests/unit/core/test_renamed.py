@@ -124,7 +124,7 @@ def test_run_folders_have_the_present_names(tmp_path):
     written = {old.get(name, name): value for name, value in settings.items()} | {"faulty": "leave out"}
     (folder / "settings.json").write_text(json.dumps(written))
     history = (folder / "history.csv").read_text()
-    (folder / "history.csv").write_text(history.replace("cohort", "company", 1))
+    (folder / "history.csv").write_text(history.replace("cohort", "group", 1))
     read = RunFolder(folder)
     assert read.settings() == settings | {"on_party_error": "skip"}
     assert [row.cohort for row in read.history()] == [row.cohort for row in model.history_]

@@ -97,7 +97,7 @@ def test_parties_of_fnmf_show_what_they_had_found_themselves(federation, tmp_pat
         assert at.own_error == pytest.approx(alone.per_party["fnmf"][name].own_error)
         assert sorted(map(tuple, at.own.components)) == sorted(map(tuple, alone.per_party["fnmf"][name].own.components))
         assert 0 < at.aligned_drift <= at.drift * (1 + 1e-9)
-    assert "Parties have no parts of their own" not in found.save_report(tmp_path / "r.html").read_text("utf-8")
+    assert "Parties have no local components" not in found.save_report(tmp_path / "r.html").read_text("utf-8")
 
 
 def test_one_party_alone_is_everybody(federation):
