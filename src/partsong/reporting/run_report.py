@@ -383,7 +383,7 @@ def parts(report: Report) -> list[Markup]:
     """The components of each method, as pictures or as lists of their strongest features."""
     is_picture = report.image_shape is not None
     shown = (
-        "Each component is a picture scaled to its own maximum: the more a pixel contrasts with the page, the larger its value."
+        "Each component is a picture scaled to its maximum: pixels that contrast more with the page are larger."
         if is_picture
         else f"Each component is a list of its {TOP_FEATURES} strongest features; bars are relative to the strongest."
     )
