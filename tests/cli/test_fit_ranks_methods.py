@@ -294,7 +294,7 @@ def test_over_torch(data):
         (["--method", "exact", "--game-order", "random"], "has no options"),
         (["--method", "game", "--game-order", "simultaneous"], "moves all players at once"),
         (["--method", "game", "--alpha-w", 0.1], "no penalties"),
-        (["--method", "game", "--step-decay", 0.1], "--step-decay needs a number"),
+        (["--method", "game", "--step-decay", 0.1], "--step-decay needs a numeric step"),
         (["--solver", "game"], "Use --method"),
     ],
 )

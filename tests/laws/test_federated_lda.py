@@ -310,7 +310,7 @@ def test_parties_without_words_take_no_part():
 def test_what_is_no_count_is_refused_at_the_party(value):
     X = corpus()[0].toarray()
     X[25, 3] = value
-    with pytest.raises(DataError, match="at least zero") as caught:
+    with pytest.raises(DataError, match="finite and zero or more") as caught:
         run(FederatedLDA(TOPICS), shards_of(X, CUTS))
     assert "p02" in str(caught.value.__notes__)
 

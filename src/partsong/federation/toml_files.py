@@ -140,8 +140,9 @@ def _problem(message: str, keys: list[str], table: Any, kind: inspect.Type) -> s
     if missing := re.match(r"Object missing required field `([^`]*)`", message):
         return f" needs {'.'.join([*keys, missing[1]])}: {_in_words(_field(kind, missing[1]))}. Add it."
     named = f": {'.'.join(keys)}" if keys else ""
-    values = kind.values if isinstance(kind := _plain(kind), inspect.LiteralType) else ()
-    advice = f" {hint(str(value), values)}".rstrip()
+    plain = _plain(kind)
+    values = plain.values if isinstance(plain, inspect.LiteralType) else ()
+    advice = f" {hint(value, values)}".rstrip() if isinstance(value, str) else ""
     return f"{named} must be {_in_words(kind)}; got {_short(value)}.{advice}"
 
 

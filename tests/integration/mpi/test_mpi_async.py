@@ -120,7 +120,7 @@ def check_refusals(server, *workers):
         "program": ("CompositionError", "steps=2"),
         "no shard": ("ParameterError", "rank 1 has none"),
         "shard at rank 0": ("ParameterError", "Rank 0 is the server"),
-        "secure_aggregation": ("CompositionError", "uploads one at a time"),
+        "masked": ("CompositionError", "uploads one at a time"),
         "enrol": ("DataError", "row 3 is no good"),
         "absent": ("ParameterError", "stragglers"),
         "sweeps": ("CompositionError", "sweeps=1"),

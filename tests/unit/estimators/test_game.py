@@ -102,7 +102,7 @@ def test_penalties_and_other_nonsense_are_refused():
         model_of(solver=Game).fit(X)
     with pytest.raises(ParameterError, match="Unknown missing"):
         model_of(missing="mean").fit(X)
-    with pytest.raises(ParameterError, match='missing="ignore" is for solver="game"'):
+    with pytest.raises(ParameterError, match='missing="ignore" needs solver="game"'):
         partsong.NMF(3, missing="ignore").fit(X)
     with pytest.raises(ParameterError, match=r"row_workers must have one entry for each of \d+ players; it has 3"):
         model_of(solver=Game(Stratified(row_workers=(0, 1, 2)))).fit(X)
