@@ -307,7 +307,7 @@ def test_only_growing_weights_converge():
         with pytest.raises(ParameterError, match="zero or more"):
             converges_when_sketched(*pair)
     warn_unless_convergent(1.0, 0.1)
-    with pytest.warns(UserWarning, match=r"alpha = 2.*Take beta > 0"):
+    with pytest.warns(UserWarning, match=r"alpha = 2.*Use beta > 0"):
         warn_unless_convergent(2.0, 0.0)
 
 
