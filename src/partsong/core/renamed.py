@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
-
-from partsong.errors import ParameterError
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from typing import Any
 
 METHODS = MappingProxyType({"fnmf-alone": "fnmf-local", "ipalm-once": "one-shot-ipalm", "mur-once": "one-shot-mu"})
 PARAMETERS = MappingProxyType(
@@ -71,23 +65,3 @@ def _translate(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):  # method_options
         return translate_settings(value)
     return VALUES[name].get(value, value) if name in VALUES and isinstance(value, str) else value
-
-
-def require_present_names(names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse the old name of a parameter, and name the new one."""
-    for name in names:
-        if name not in known and PARAMETERS.get(name) in known:
-            new = PARAMETERS[name]
-            raise ParameterError(f"{name}= is called {new}= since version 0.2.0. Use {new}=.", parameter=name)
-
-
-def refuse_old_names(function: Function) -> Function:
-    """Decorate a function so that a keyword argument by its old name is an error that names the new one."""
-    known = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        require_present_names(kwargs, known)
-        return function(*args, **kwargs)
-
-    return checked  # type: ignore[return-value]

@@ -21,7 +21,6 @@ from partsong import methods as registry
 from partsong.core import runtime
 from partsong.core.interfaces import Array, Layout, Message, Outcome, Round, Schedule, Shard, State
 from partsong.core.parameters import whole_number
-from partsong.core.renamed import refuse_old_names
 from partsong.core.runtime import InterruptCounter, graceful_interrupt, package_version
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix, is_tensor
@@ -29,7 +28,14 @@ from partsong.data.sparse import SparseMatrix
 from partsong.engines.local import Parallel, run_in_threads
 from partsong.errors import ParameterError, PartsongError
 from partsong.estimators.parties import read_parties
-from partsong.estimators.validation import one_of, precision_of, rank_of, require_verbosity, whole_seed
+from partsong.estimators.validation import (
+    one_of,
+    precision_of,
+    rank_of,
+    refuse_old_names,
+    require_verbosity,
+    whole_seed,
+)
 from partsong.evaluation.metrics import (
     LocalComponents,
     PartyResult,

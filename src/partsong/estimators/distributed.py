@@ -16,7 +16,6 @@ import numpy as np
 from partsong import methods
 from partsong.core.interfaces import Engine, Matrix, Outcome
 from partsong.core.parameters import whole_number
-from partsong.core.renamed import refuse_old_names
 from partsong.core.runtime import limit_threads
 from partsong.data.blocks import TwoSided, block_range
 from partsong.data.conversion import as_matrix, float_type
@@ -45,6 +44,7 @@ from partsong.estimators.validation import (
     one_of,
     precision_of,
     rank_of,
+    refuse_old_names,
     require_verbosity,
     stop_of,
     warn_of_unknown,

@@ -21,7 +21,6 @@ from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
-from partsong.core.renamed import refuse_old_names, require_present_names
 from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import FormatError, ParameterError
@@ -45,6 +44,8 @@ from partsong.estimators.validation import (
     one_of,
     precision_of,
     rank_of,
+    refuse_old_names,
+    require_present_names,
     require_verbosity,
     solver_from_settings,
     stop_of,

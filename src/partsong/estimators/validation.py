@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from partsong import kernels, methods
 from partsong.core import runtime
 from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
-from partsong.core.renamed import hint
+from partsong.core.renamed import PARAMETERS, hint
 from partsong.core.streams import fresh_seed
 from partsong.data.conversion import array_errors, as_matrix, to_array
 from partsong.data.observed import ObservedMatrix, observed
@@ -36,6 +38,8 @@ from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import SquaredError, build_solver
 from partsong.training import centralized
 from partsong.training.loop import StoppingRule
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def matrix_of(estimator: Any, X: Any, dtype: Any, *, reset: bool) -> Matrix:
@@ -429,3 +433,23 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
         renamed = f" {hint(value, choices)}".rstrip() if isinstance(value, str) else ""
         raise ParameterError(f"Unknown {name} {value!r}; choose one of {', '.join(choices)}.{renamed}", parameter=name)
     return value
+
+
+def require_present_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse the old name of a parameter, and name the new one."""
+    for name in names:
+        if name not in known and PARAMETERS.get(name) in known:
+            new = PARAMETERS[name]
+            raise ParameterError(f"{name}= is called {new}= since version 0.2.0. Use {new}=.", parameter=name)
+
+
+def refuse_old_names(function: Function) -> Function:
+    """Decorate a function so that a keyword argument by its old name is an error that names the new one."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        require_present_names(kwargs, known)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]

@@ -17,11 +17,17 @@ from partsong.aggregation.plaintext import PlainReduction
 from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
 from partsong.core.parameters import real_number, whole_number
-from partsong.core.renamed import refuse_old_names
 from partsong.engines.rounds import sample_participants
 from partsong.errors import DataError, ParameterError
 from partsong.estimators.persistence import penalties_to_dict
-from partsong.estimators.validation import precision_of, require_verbosity, solver_from_settings, stop_of, whole_seed
+from partsong.estimators.validation import (
+    precision_of,
+    refuse_old_names,
+    require_verbosity,
+    solver_from_settings,
+    stop_of,
+    whole_seed,
+)
 from partsong.evaluation.topic_quality import (
     Coherence,
     Cooccurrence,
