@@ -198,9 +198,8 @@ def _federate(chosen: argparse.Namespace, words: list[str]) -> None:
     found = federation.measure(chosen.threads, chosen.quick, say)
     heading = (
         "# What a federation costs\n\n"
-        "Overhead above the parties' own work: in one process (first half), and between processes over Flower "
-        "(second half; "
-        "`federation-flower.json` beside this page holds its measurements).\n\n"
+        "Overhead above the parties' own work, in one process and between processes over Flower "
+        "(`federation-flower.json` beside this page).\n\n"
         f"{machine.processor()}, {chosen.threads} threads.\n\n```\n{machine.command(words)}\n```\n"
     )
     output = chosen.output if chosen.output and chosen.parts == ["federation"] else Path("docs/results/federation.md")

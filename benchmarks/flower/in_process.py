@@ -163,8 +163,7 @@ def written(found: dict[str, dict[str, float]]) -> str:
         "## In one process: alignment and aggregation",
         "",
         "One round of `fnmf-local`, k = 50, m = 784, 50 parties, float32. Parties align every 25 local steps (default: "
-        f"100). Target: at most {100 * ALLOWED_SHARE:g} % of the round. Timed within the same rounds, one party at a "
-        "time.",
+        f"100). Target: at most {100 * ALLOWED_SHARE:g} % of the round. Timed one party at a time.",
         "",
         "| parties and alignment | round, s | alignment at parties, s | barycenter at the server, s | share |",
         "|---|---|---|---|---|",
@@ -176,8 +175,8 @@ def written(found: dict[str, dict[str, float]]) -> str:
         "",
         "## In one process: the parallel engine",
         "",
-        "Time of a round of 50 parties, k = 20, m = 784, 30 local steps, divided by the time of the same work party "
-        f"by party without an engine, per core. Target: at most {ALLOWED_RATIO}. Medians of seven, in turns.",
+        "Time of a round of 50 parties, k = 20, m = 784, 30 local steps, divided by that of the same work without an "
+        f"engine, party by party, per core. Target: at most {ALLOWED_RATIO}. Medians of seven, in turns.",
         "",
         "| parties | round, s | alone, s | ratio |",
         "|---|---|---|---|",

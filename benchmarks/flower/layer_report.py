@@ -25,10 +25,10 @@ def section(part: dict[str, Any], about: list[str]) -> list[str]:
         "### Overhead over bare rounds of Flower",
         "",
         *about,
-        f"{part['sites']} sites; {part['rounds']} rounds of each kind, in turns, in one run with the same SuperLink, "
-        "SuperNodes and server process. In each round every site receives one message and sends one back, of "
+        f"{part['sites']} sites; {part['rounds']} rounds of each kind, in turns, in one run with the same processes, "
+        "without the first round. In each round every site receives and sends one message, of "
         f"{down} and {up} bytes, {_objects(part)} in all rows. The first two rows have no signature, ledger, audit log "
-        "or state on disk. The first round is not counted.",
+        "or state on disk.",
         "",
         "| rounds | seconds, median (quartiles) | mean | over the echo, mean of pairs ± standard error |",
         "|---|---|---|---|",
@@ -46,12 +46,10 @@ def section(part: dict[str, Any], about: list[str]) -> list[str]:
         _parts(part, "together", "together"),
         "",
         f"Excluded are Flower itself and the mathematics ({1000 * part['work']:.1f} ms at a site). Sites work at the "
-        "same "
-        "time, so that the share is that of the server and one site. All sites share one disk and its processors: "
+        "same time, so the share is that of the server and one site. All sites share one disk and its processors: "
         "*fsync* waits for that disk. *Node list* asks Flower for its nodes, at most every three seconds. The server "
-        "polls for replies every half second in all rows: anything shorter shows in the mean, and not in each round. "
-        "Ledgers are short here. A site compares all lines of its ledger, one per release, at every message, which "
-        "adds "
+        "polls for replies every half second in all rows: anything shorter shows only in the mean. Ledgers are short "
+        "here; at every message a site compares all lines of its ledger, one per release, which adds "
         f"{1e6 * part['ledger']:.2g} ms for 1000 of them.",
         "",
     ]

@@ -62,9 +62,8 @@ def _long(part: dict[str, Any]) -> list[str]:
         f"### {part['sites']} sites, {part['rounds']} rounds, one site lost",
         "",
         *_about(part),
-        f'`on_party_error = "skip"`, `--timeout {TIMEOUT}`; plain sums. One site was killed after round {killed} and '
-        f"did not return. All {part['rounds']} rounds were completed, first with {max(part['participants'])} sites, "
-        "then "
+        f'`on_party_error = "skip"`, `--timeout {TIMEOUT}`; plain sums. One site was killed for good after round '
+        f"{killed}. All {part['rounds']} rounds were completed, first with {max(part['participants'])} sites, then "
         f"with {part['participants'][-1]}.",
         "",
         "| rounds | seconds, median (smallest–largest) |",
@@ -74,10 +73,9 @@ def _long(part: dict[str, Any]) -> list[str]:
         f"| {len(rest)} after that | {_spread(rest)} |",
         "",
         f"Bytes per site and round. Formula: 8 (k m + k² + 3) + {ENVELOPE} up, 8 k m + {ENVELOPE} + {NAMED} × sites "
-        f"down, where {ENVELOPE} (header and signature) and {NAMED} (a name) are empirical. Target: at most "
+        f"down; {ENVELOPE} (header and signature) and {NAMED} (a name) are empirical. Target: at most "
         f"{100 * BYTES_ALLOWED:g} % off. Flower's count includes its envelopes and the messages before the first "
-        "round. "
-        "The final model goes down once more, which is counted as a round.",
+        "round; the final model counts as a round.",
         "",
         "| | measured | formula | difference |",
         "|---|---|---|---|",
@@ -99,9 +97,8 @@ def _overhead(part: dict[str, Any]) -> list[str]:
         "### Compared with unmodified Flower",
         "",
         *_about(part),
-        f"{part['sites']} sites; {part['blocks']} blocks of {part['count']} rounds per row, in turns (the first "
-        "round of "
-        "a run is not counted). The first row sends as many random bytes as plain sums, and computes nothing.",
+        f"{part['sites']} sites; {part['blocks']} blocks of {part['count']} rounds per row, in turns, without the "
+        "first round of a run. The first row sends as many random bytes as plain sums, and computes nothing.",
         "",
         "| | seconds per round, median (smallest–largest) | over Flower alone |",
         "|---|---|---|",
@@ -110,11 +107,9 @@ def _overhead(part: dict[str, Any]) -> list[str]:
             for arm, seconds in part["seconds"].items()
         ),
         "",
-        "*Flower alone*: unmodified `flower-superlink` and `flower-supernode` with `grid.send_and_receive`. They "
-        "start a "
-        "process for each message and poll every three seconds. Nodes of `partsong federation join` answer without a "
-        "new process and use long polling, which makes their rounds shorter. The cost of partsong's layer itself is in "
-        "the section above.",
+        "*Flower alone*: unmodified `flower-superlink` and `flower-supernode` with `grid.send_and_receive`, which "
+        "start a process for each message and poll every three seconds. Nodes of `partsong federation join` do "
+        "neither, which makes their rounds shorter.",
         "",
     ]
     if up := part.get("masked up"):
@@ -124,9 +119,8 @@ def _overhead(part: dict[str, Any]) -> list[str]:
         lines += [
             "Bytes up per site with secure aggregation, shares included, from the audit logs; formulas of "
             f"[secure aggregation](../reference/secure-aggregation.md), and {ENVELOPE} per message. A sum took "
-            f"{up['exchanges']:.0f} exchanges, the first {up['exchanges of the first']:.0f}. A plain sum takes "
-            f"{up_of()} "
-            "bytes and one exchange.",
+            f"{up['exchanges']:.0f} exchanges, the first {up['exchanges of the first']:.0f}; a plain sum takes one "
+            f"and {up_of()} bytes.",
             "",
             "| | measured | formula | difference |",
             "|---|---|---|---|",

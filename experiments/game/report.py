@@ -45,17 +45,12 @@ def _among_few(cells: list[str]) -> bool:
 
 
 def _game_alone(cells: list[str]) -> bool:
-    return _among_few(cells) and not cells[0].startswith("J")
+    return _among_few(cells) and not cells[0].startswith(("J", "game, stratified"))
 
 
 def _few_datasets(cells: list[str]) -> bool:
-    return _among_few(cells) and (cells[1] != "500" or cells[0] == "MU" or cells[0].startswith("game, sequential"))
-
-
-def _few_trajectories(cells: list[str]) -> bool:
-    figure, method = cells[:2]
-    is_game = method.startswith("game") and figure != "printed, simultaneous"
-    return is_game or figure in ("printed", "after every row")
+    is_sequential = cells[0] == "MU" or cells[0].startswith("game, sequential")
+    return _among_few(cells) and (is_sequential or (cells[1] != "500" and cells[0].startswith("J")))
 
 
 TABLES: dict[str, tuple[str, Callable[[Runs], str]]] = {
@@ -74,9 +69,7 @@ TABLES: dict[str, tuple[str, Callable[[Runs], str]]] = {
 SHORT: dict[str, tuple[str, Callable[[str], str]]] = {
     "convergence-in-short": ("convergence", lambda table: select(table, _game_alone)),
     "bases-in-short": ("bases", lambda table: select(table, _among_few)),
-    "datasets-in-short": ("datasets", lambda table: select(table, _few_datasets, (0, 1, 2, 5, 6, 7))),
-    "trajectories-in-short": ("trajectories", lambda table: select(table, _few_trajectories, (0, 1, 3, 4, 5))),
-    "leak-in-short": ("leak", lambda table: select(table, lambda cells: cells[1] == "0.05")),
+    "datasets-in-short": ("datasets", lambda table: select(table, _few_datasets, (0, 1, 2, 5, 6))),
 }
 """Excerpts that the page shows: the table, and what of it."""
 

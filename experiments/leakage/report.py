@@ -34,8 +34,8 @@ def _membership(cells: list[str]) -> bool:
     return cells[1] == "0" and cells[3] != "signs"
 
 
-def _can_be_exceeded(cells: list[str]) -> bool:
-    return cells[1] != "rows"
+def _exceeded(cells: list[str]) -> bool:
+    return cells[0] in ("difference", "odd") and cells[1] != "rows"
 
 
 def _one_or_three(cells: list[str]) -> bool:
@@ -53,7 +53,7 @@ EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "lone-columns": ("lone", lambda table: select(table, _lone, (0, 1, 4, 5, 6, 9, 10))),
     "members": ("membership", lambda table: select(table, _membership, (0, 3, 4, 5, 6, 7, 8))),
     "uploads-of-H": ("factors", lambda table: table),
-    "levels": ("law", lambda table: select(table, _can_be_exceeded)),
+    "levels": ("law", lambda table: select(table, _exceeded)),
 }
 """Tables of `experiments.leakage.invertibility` on the page, and their rows and columns."""
 

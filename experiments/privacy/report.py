@@ -53,7 +53,6 @@ EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "printed-in-short": ("printed-gaussian", lambda table: select(table, columns=(0, 1, 4, 5, 6, 8, 10))),
     "floors-in-short": ("floors", lambda table: select(table, _is_floor)),
     "moves-in-short": ("moves", lambda table: select(table, _is_distinct)),
-    "growth-in-short": ("growth", lambda table: select(table, lambda cells: cells[0] == shown("FNMF-LAP"))),
     "row-level": ("parties-gaussian-replace", lambda table: select(table, _is_row_level, (0, 1, 2, 3, 4, 5, 6, 7, 9))),
     "rows-in-short": ("rows-mnist", lambda table: select(table, columns=range(7))),
     "mnist-in-short": ("epsilon-mnist", lambda table: select(table, _is_few)),

@@ -73,18 +73,12 @@ def _over_ranks(cells: list[str]) -> bool:
     return cells[1] == "mean of three"
 
 
-def _two_methods(cells: list[str]) -> bool:
-    return cells[1] in ("FedAvg", "FedAdam")
-
-
 EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "f1-in-short": ("f1", lambda table: select(table, _in_table_four)),
     "beyond-in-short": (
         "beyond",
         lambda table: select(table, lambda cells: cells[1] == "mean of three", (0, 2, 3, 4, 5)),
     ),
-    "ranks-in-short": ("ranks", lambda table: select(table, _two_methods)),
-    "parties-in-short": ("parties", lambda table: select(table, _two_methods, (0, 1, 2, 3, 4, 6, 7, 9))),
 }
 """Excerpts on the page: the table, and its rows and columns."""
 
