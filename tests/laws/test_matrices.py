@@ -1,6 +1,8 @@
-"""Laws of data: every form of the same rows gives the same factorization, and nothing is made dense."""
+"""Laws of data: every form of the same rows gives the same factorization, and unknown cells change nothing."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,14 +10,18 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import nnls
 
 from partsong import kernels
 from partsong.core import runtime
 from partsong.data import csr, scan, sparse
 from partsong.data.conversion import as_matrix, float_type
+from partsong.data.observed import observed
 from partsong.data.sparse import SparseMatrix
-from partsong.errors import DataTypeError, ShapeError
+from partsong.errors import CompositionError, DataError, DataTypeError, ShapeError, UnreadableError
 from partsong.solvers import initialization
+from partsong.solvers.normal_equations import Penalty
+from partsong.solvers.observed import ObservedRowSolver
 from partsong.solvers.squared_error import RowState, SquaredError
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, InertialPalm
 
@@ -234,3 +240,340 @@ def test_dense_and_sparse_agree_on_any_shape(rows, columns, rank, seed):
         assert np.isfinite(a).all()
         assert (a >= 0).all()
         assert_allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+def ratings(shape=(60, 25), seed=0, density=0.6):
+    """Values with some zeros among them, and which of them are known."""
+    rng = np.random.default_rng(seed)
+    values = rng.random(shape) * (rng.random(shape) > 0.2)
+    return values, rng.random(shape) < density
+
+
+def with_gaps(values, known):
+    return np.where(known, values, np.nan)
+
+
+def stored(values, known, make=sp.coo_array):
+    rows, columns = np.nonzero(known)
+    return make(sp.csr_array((values[known], (rows, columns)), shape=values.shape))
+
+
+def shuffled(values, known):
+    """CSR whose columns are in no order."""
+    by_row = stored(values, known, sp.csr_array)
+    for a, b in zip(by_row.indptr[:-1], by_row.indptr[1:], strict=True):
+        by_row.indices[a:b], by_row.data[a:b] = by_row.indices[a:b][::-1].copy(), by_row.data[a:b][::-1].copy()
+    return sp.csr_array((by_row.data, by_row.indices, by_row.indptr), shape=by_row.shape)
+
+
+OBSERVED_FORMS = {
+    "NaN": with_gaps,
+    "NaN, F order": lambda values, known: np.asfortranarray(with_gaps(values, known)),
+    "masked": lambda values, known: np.ma.array(values, mask=~known),
+    "csr": lambda values, known: stored(values, known, sp.csr_array),
+    "csc": lambda values, known: stored(values, known, sp.csc_array),
+    "coo": stored,
+    "csr_matrix": lambda values, known: stored(values, known, sp.csr_matrix),
+    "unsorted csr": shuffled,
+    "frame": lambda values, known: pytest.importorskip("pandas").DataFrame(with_gaps(values, known)),
+    "tensor": lambda values, known: pytest.importorskip("torch").tensor(with_gaps(values, known)),
+}
+
+
+@pytest.mark.parametrize("form", OBSERVED_FORMS)
+def test_every_form_holds_the_same_cells(form):
+    values, known = ratings()
+    matrix = observed(OBSERVED_FORMS[form](values, known))
+    assert (matrix.shape, matrix.stored) == (values.shape, known.sum())
+    for side, cells, known_there in ((matrix.by_row, values, known), (matrix.by_column, values.T, known.T)):
+        assert side.has_sorted_indices
+        assert_array_equal(side.indices, np.nonzero(known_there)[1])
+        assert_array_equal(side.data, cells[known_there])
+        assert_array_equal(np.diff(side.indptr), known_there.sum(axis=1))
+
+
+@pytest.mark.parametrize("form", OBSERVED_FORMS)
+def test_numbers_are_over_known_cells(form):
+    values, known = ratings()
+    matrix = observed(OBSERVED_FORMS[form](values, known))
+    rng = np.random.default_rng(1)
+    W, Ht = rng.random((60, 4)), rng.random((25, 4))
+    error = values - W @ Ht.T
+    assert matrix.squared_norm == pytest.approx(np.square(values[known]).sum())
+    assert matrix.mean == pytest.approx(values[known].mean())
+    assert matrix.squared_distance(W, Ht) == pytest.approx(np.square(error[known]).sum())
+    assert_allclose(matrix.residuals(W, Ht), error[known], atol=1e-14)
+    filled = np.where(known, values, 0)
+    assert_allclose(matrix.column_energies(), np.square(filled).sum(axis=0))
+    assert_allclose(matrix.gram_column(3), filled.T @ filled[:, 3])
+    assert_array_equal(matrix.columns(np.array([7, 0])), filled[:, [7, 0]])
+    part = matrix.rows(np.array([5, 2, 5]))
+    assert_array_equal(part.by_row.data, np.concatenate([values[i][known[i]] for i in (5, 2, 5)]))
+    assert part.by_column.shape == (25, 3)
+
+
+def test_a_known_zero_is_not_an_unknown_cell():
+    rows, columns = np.array([0, 0, 1]), np.array([0, 2, 1])
+    zero = observed(sp.coo_array((np.array([2.0, 0.0, 3.0]), (rows, columns)), shape=(2, 3)))
+    assert zero.stored == 3
+    assert zero.mean == pytest.approx(5 / 3)
+    assert zero.rows(np.array([0])).stored == zero.transposed().rows(np.array([0, 2])).stored == 2
+    ones = np.ones((2, 1)), np.ones((3, 1))
+    assert zero.squared_distance(*ones) == pytest.approx(1 + 1 + 4)
+    without = observed(np.array([[2.0, np.nan, np.nan], [np.nan, 3.0, np.nan]]))
+    assert without.squared_distance(*ones) == pytest.approx(1 + 4)
+    assert ObservedRowSolver().solve_rows(zero, ones[1])[0] == pytest.approx(1)
+    assert ObservedRowSolver().solve_rows(without, ones[1])[0] == pytest.approx(2)
+
+
+@given(n=st.integers(1, 20), m=st.integers(1, 12), k=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_what_is_not_known_changes_nothing(n, m, k, seed):
+    values, known = ratings((n, m), seed)
+    rng = np.random.default_rng(seed)
+    others = np.where(known, values, 1e6 * rng.random((n, m)))
+    W, Ht = rng.random((n, k)), rng.random((m, k))
+    one, other = observed(np.ma.array(values, mask=~known)), observed(np.ma.array(others, mask=~known))
+    assert (one.squared_norm, one.mean) == (other.squared_norm, other.mean)
+    assert one.squared_distance(W, Ht) == other.squared_distance(W, Ht)
+    solver = ObservedRowSolver()
+    assert_array_equal(solver.solve_rows(one, Ht), solver.solve_rows(other, Ht))
+    assert_array_equal(solver.solve_columns(one, W), solver.solve_columns(other, W))
+    if known.any():
+        changed = values + known
+        assert observed(np.ma.array(changed, mask=~known)).squared_norm != one.squared_norm
+
+
+def test_a_small_distance_keeps_its_digits():
+    rng = np.random.default_rng(0)
+    W, Ht = rng.random((30, 3)), rng.random((20, 3))
+    X = W @ Ht.T
+    X[4, 5] += 1e-9
+    assert observed(X).squared_distance(W, Ht) == pytest.approx(1e-18, rel=1e-4)
+
+
+def test_the_transpose_is_the_same_memory():
+    matrix = observed(with_gaps(*ratings()))
+    assert matrix.transposed().shape == (25, 60)
+    assert matrix.transposed().by_row is matrix.by_column
+    assert matrix.transposed().transposed().by_row is matrix.by_row
+
+
+def test_empty_rows_and_columns_are_told():
+    values, known = ratings()
+    known[[3, 9]], known[:, 4] = False, False
+    matrix = observed(with_gaps(values, known))
+    assert matrix.empty_rows.tolist() == [3, 9]
+    assert matrix.empty_columns.tolist() == [4]
+    penalised = ObservedRowSolver(SquaredError(penalty_W=Penalty(0.1, 0.1)))
+    for solver in (ObservedRowSolver(), penalised):
+        W = solver.solve_rows(matrix, np.random.default_rng(0).random((25, 3)))
+        assert np.isfinite(W).all()
+        assert not W[[3, 9]].any()
+    nothing = observed(np.full((2, 3), np.nan))
+    assert (nothing.stored, nothing.mean, nothing.squared_norm) == (0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("product", ["visit", "walk", "times", "transposed_times"])
+def test_products_that_need_unknown_cells_are_refused(product):
+    matrix = observed(with_gaps(*ratings()))
+    arguments = {"visit": [np.ones((25, 1)), print, np.ones((60, 1))], "walk": [np.ones((25, 1)), print]}
+    with pytest.raises(CompositionError, match=r"unknown cells.*game"):
+        getattr(matrix, product)(*arguments.get(product, [np.ones((25, 1))]))
+
+
+@pytest.mark.parametrize("make", [sp.csr_array, sp.csc_array, sp.coo_array])
+def test_cells_with_two_values_are_refused(make):
+    if make is sp.coo_array:
+        twice = sp.coo_array((np.array([1.0, 4.0, 2.0]), (np.array([1, 0, 1]), np.array([1, 0, 1]))), shape=(2, 2))
+    else:
+        twice = make((np.array([4.0, 1.0, 2.0]), np.array([0, 1, 1]), np.array([0, 1, 3])), shape=(2, 2))
+    with pytest.raises(DataError, match=r"1 cell\(s\) are stored more than once, in row 1"):
+        observed(twice)
+    assert twice.nnz == 3
+
+
+def test_last_cell_of_a_row_is_no_twin_of_the_next_rows_first():
+    assert observed(np.array([[np.nan, 1.0], [np.nan, 2.0]])).stored == 2
+
+
+@pytest.mark.parametrize("as_form", [lambda X: X, lambda X: stored(X, ~np.isnan(X))], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("value", "word"), [(np.inf, "inf"), (-np.inf, "inf"), (-1.0, "Negative"), (1e200, "largest")])
+def test_values_that_cannot_be_factorized_are_refused(as_form, value, word):
+    X = with_gaps(*ratings())
+    X[17, 3] = value
+    with pytest.raises(DataError, match=word) as error:
+        observed(as_form(X))
+    with pytest.raises(DataError, match="float32"):
+        observed(observed(np.full((2, 2), 1e30)), "float32")
+    assert word == "largest" or ("17" in str(error.value) and "3" in str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("X", "kind"),
+    [
+        (np.ones(3), ShapeError),
+        (np.ones((0, 3)), DataError),
+        (np.ones((3, 0)), DataError),
+        (np.ones((2, 2), complex), UnreadableError),
+        (np.array([["a", "b"]]), UnreadableError),
+        (sp.csr_array(np.array([[np.nan, 1.0]])), DataError),
+        (sp.dia_array(np.eye(3)), DataTypeError),
+    ],
+)
+def test_what_is_no_table_of_known_cells_is_refused(X, kind):
+    with pytest.raises(kind):
+        observed(X)
+    with pytest.raises(DataTypeError):
+        observed(np.ones((2, 2)), "float16")
+
+
+@pytest.mark.parametrize(
+    ("given_type", "kept"),
+    [("float32", "float32"), ("float64", "float64"), ("float16", "float32"), ("int64", "float64"), ("bool", "float32")],
+)
+def test_number_types_of_known_cells(given_type, kept):
+    X = np.array([[1, 0], [1, 1]], given_type)
+    matrix = observed(X)
+    assert matrix.dtype == matrix.native(np.ones(2)).dtype == kept
+    assert ObservedRowSolver().solve_rows(matrix, matrix.native(np.ones((2, 1)))).dtype == kept
+    assert observed(X, "float32").dtype == observed(observed(X), "float32").dtype == np.float32
+    assert observed(matrix) is matrix
+
+
+def test_input_is_not_changed():
+    values, known = ratings()
+    for form in ("NaN", "masked", "unsorted csr"):
+        X = OBSERVED_FORMS[form](values, known)
+        kept = X.copy()
+        matrix = observed(X)
+        ObservedRowSolver().solve_rows(matrix, np.ones((25, 2)))
+        for name in ("data", "indices") if form == "unsorted csr" else (...,):
+            now, before = (X[...], kept[...]) if name is ... else (getattr(X, name), getattr(kept, name))
+            assert_array_equal(now, before)
+
+
+def test_nothing_is_made_dense():
+    rng = np.random.default_rng(0)
+    side = 400_000
+    rows, columns = rng.permutation(side)[:2000], rng.permutation(side)[:2000]
+    matrix = observed(sp.coo_array((rng.random(2000), (rows, columns)), shape=(side, side)))
+    Ht = rng.random((side, 2))
+    W = ObservedRowSolver().solve_rows(matrix, Ht)
+    assert matrix.squared_distance(W, Ht) < 1e-20
+    assert len(matrix.empty_rows) == len(matrix.empty_columns) == side - 2000
+
+
+def reference(X, Ht, i, penalty=Penalty()):
+    """SciPy's solution for row i, with penalties as rows added to its problem, and the residual's norm."""
+    known = ~np.isnan(X[i])
+    count, k = known.sum(), Ht.shape[1]
+    if not count:
+        return np.zeros(k), 0.0
+    system, target = Ht[known], X[i, known]
+    if penalty.l2:
+        root = np.sqrt(penalty.l2 * count)
+        system = np.vstack([system, root * np.eye(k)])
+        target = np.concatenate([target, np.full(k, -penalty.l1 * count / root)])
+    return nnls(system, target)
+
+
+@pytest.mark.parametrize(("shape", "rank"), [((1, 1), 1), ((80, 60), 5), ((40, 200), 30)])
+@pytest.mark.parametrize("penalty", [Penalty(), Penalty(l2=0.01), Penalty(l1=0.02, l2=0.03)], ids=repr)
+def test_rows_equal_scipy_at_full_rank(shape, rank, penalty):
+    X = with_gaps(*ratings(shape, density=0.9))
+    Ht = np.random.default_rng(rank).random((shape[1], rank))
+    W = ObservedRowSolver(SquaredError(penalty_W=penalty)).solve_rows(observed(X), Ht)
+    expected = np.array([reference(X, Ht, i, penalty)[0] for i in range(len(X))])
+    assert_allclose(W, expected, atol=1e-8)
+
+
+@given(
+    m=st.integers(1, 10), k=st.integers(1, 8), density=st.sampled_from([0.2, 0.6, 1.0]), seed=st.integers(0, 10**6),
+    twin=st.booleans(),
+)  # fmt: skip
+def test_objective_equals_scipy_at_any_rank(m, k, density, seed, twin):
+    X = with_gaps(*ratings((8, m), seed, density))
+    Ht = np.random.default_rng(seed).random((m, k))
+    Ht[:, -1] = Ht[:, 0] if twin else Ht[:, -1]
+    W = ObservedRowSolver().solve_rows(observed(X), Ht)
+    assert (W >= 0).all()
+    for i, w in enumerate(W):
+        error = np.linalg.norm(np.nan_to_num(X[i] - Ht @ w))
+        assert error <= reference(X, Ht, i)[1] + 1e-7
+
+
+def test_columns_are_the_rows_of_the_transpose():
+    matrix = observed(with_gaps(*ratings()))
+    W = np.random.default_rng(0).random((60, 3))
+    solver = ObservedRowSolver(SquaredError(penalty_W=Penalty(l2=9.0), penalty_H=Penalty(l1=0.01, l2=0.02)))
+    swapped = ObservedRowSolver(SquaredError(penalty_W=Penalty(l1=0.01, l2=0.02)))
+    assert_array_equal(solver.solve_columns(matrix, W), swapped.solve_rows(matrix.transposed(), W))
+
+
+@pytest.mark.parametrize("penalty", [Penalty(), Penalty(0.01, 0.05)], ids=repr)
+def test_where_all_is_known_it_is_what_a_complete_solver_does(penalty):
+    values, _ = ratings()
+    Ht = np.random.default_rng(2).random((25, 4))
+    complete = SquaredError(penalty_W=penalty)
+    ours = ObservedRowSolver(complete).solve_rows(observed(values), Ht)
+    assert_allclose(ours, complete.solve_rows(as_matrix(values), Ht), atol=1e-10)
+    for matrix in (as_matrix(values), as_matrix(sp.csr_array(values))):
+        for exactly in (True, False):
+            expected = complete.solve_rows(matrix, Ht, exactly=exactly)
+            assert_array_equal(ObservedRowSolver(complete).solve_rows(matrix, Ht, exactly=exactly), expected)
+
+
+def test_without_exactness_it_is_near():
+    matrix = observed(with_gaps(*ratings((80, 60))))
+    Ht = np.random.default_rng(2).random((60, 4))
+    solver = ObservedRowSolver()
+    rough = matrix.squared_distance(solver.solve_rows(matrix, Ht, exactly=False), Ht)
+    exact = matrix.squared_distance(solver.solve_rows(matrix, Ht), Ht)
+    assert exact <= rough * (1 + 1e-12) <= exact * 1.01
+
+
+def test_float32_is_solved_to_its_precision():
+    X = with_gaps(*ratings((80, 60)))
+    Ht = np.random.default_rng(2).random((60, 4)).astype(np.float32)
+    W = ObservedRowSolver().solve_rows(observed(X, "float32"), Ht)
+    assert W.dtype == np.float32
+    assert_allclose(W, ObservedRowSolver().solve_rows(observed(X), Ht.astype(float)), atol=1e-5)
+
+
+def test_threads_and_neighbours_do_not_change_a_row(monkeypatch):
+    monkeypatch.setattr(runtime, "SMALL_WORK", 0)
+    matrix = observed(with_gaps(*ratings((300, 40))))
+    Ht = np.random.default_rng(1).random((40, 6))
+    alone = ObservedRowSolver().solve_rows(matrix, Ht)
+    distance, residuals = matrix.squared_distance(alone, Ht), matrix.residuals(alone, Ht)
+    for count in (2, 3):
+        with runtime.limit_kernel_threads(count):
+            assert len(matrix.pieces(6)) == count
+            assert_array_equal(ObservedRowSolver().solve_rows(matrix, Ht), alone)
+            assert_array_equal(matrix.residuals(alone, Ht), residuals)
+            assert matrix.squared_distance(alone, Ht) == pytest.approx(distance, rel=1e-13)
+    some = np.array([7, 250])
+    assert_array_equal(ObservedRowSolver().solve_rows(matrix.rows(some), Ht), alone[some])
+
+
+def test_factors_of_another_size_are_refused():
+    matrix = observed(with_gaps(*ratings()))
+    with pytest.raises(ShapeError, match="25 columns"):
+        ObservedRowSolver().solve_rows(matrix, np.ones((60, 3)))
+    with pytest.raises(ShapeError, match="60 columns"):
+        ObservedRowSolver().solve_columns(matrix, np.ones((25, 3)))
+
+
+def test_alternating_responses_fit_the_cells_that_were_kept_back():
+    rng = np.random.default_rng(3)
+    X = rng.random((60, 3)) @ rng.random((3, 40))
+    known = rng.random(X.shape) < 0.7
+    matrix, solver = observed(with_gaps(X, known)), ObservedRowSolver()
+    Ht, errors = rng.random((40, 3)), []
+    for _ in range(300):
+        W = solver.solve_rows(matrix, Ht)
+        Ht = solver.solve_columns(matrix, W)
+        errors.append(matrix.squared_distance(W, Ht))
+    assert all(after <= before * (1 + 1e-9) + 1e-20 for before, after in pairwise(errors))
+    hidden = np.linalg.norm((X - W @ Ht.T)[~known]) / np.linalg.norm(X[~known])
+    assert hidden < 0.01
