@@ -466,7 +466,7 @@ def test_nothing_leaves_without_a_party_or_with_another_key_of_it(tmp_path, make
     assert_same(federation, rounds)
     log = (tmp_path / "north" / "site.log").read_text()
     assert "not in the pinned roster: south." in log
-    assert "with another key there: south." in log
+    assert "with another key in the roster: south." in log
 
 
 def test_a_run_begins_with_exactly_the_parties_of_the_roster(tmp_path):

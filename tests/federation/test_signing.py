@@ -305,7 +305,7 @@ def test_frequencies_that_cannot_be_sums_with_a_site_in_them_end_the_agreement_a
     assert not any(word in federation.log("east") for text in texts_of("east") for word in text.split()[:4])
     with pytest.raises(SiteRefused, match="'protocol'"):
         list(federation.rounds())
-    assert "This agreement on words is closed here" in federation.log("east")
+    assert "This agreement on words is closed at this site" in federation.log("east")
     assert not list(tmp_path.glob("*/runs/run-1.words/vocabulary"))
 
 

@@ -95,7 +95,7 @@ def async_config(
     kind = type(reduction).__name__
     if reduction.hides_uploads:
         raise CompositionError(
-            f"{kind} shows only sums to the server, but an asynchronous server processes uploads one at a time and "
+            f"{kind} reveals only sums to the server, but an asynchronous server processes uploads one at a time and "
             "sees each of them. Use a synchronous engine, or PlainReduction with noise that parties add."
         )
     if reduction.phases != 1:

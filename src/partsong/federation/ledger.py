@@ -319,7 +319,7 @@ class SiteLedger:
         if after > budget.epsilon:
             raise RequestRefused(
                 "budget",
-                f"{f'After {count} more ' if count else ''}{after:.4g} of epsilon = {budget.epsilon:g} "
+                f"{f'After {count} more releases, ' if count else ''}{after:.4g} of epsilon = {budget.epsilon:g} "
                 f"{'would be' if count else 'is'} spent (delta "
                 f"{budget.delta:g}, {recorded.serial - recorded.noiseless} releases before, over all runs).",
             )

@@ -112,7 +112,7 @@ class Policy:
         if self.minimum_rows not in (None, 1) and self.privacy is not None and self.privacy.unit == "row":
             raise ParameterError(
                 f'minimum_rows = {self.minimum_rows} does not go with privacy.unit = "row": whether a run is refused '
-                "would tell of one row, with certainty. Remove minimum_rows."
+                "would reveal with certainty whether one row is present. Remove minimum_rows."
             )
 
     @staticmethod

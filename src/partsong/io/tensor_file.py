@@ -141,4 +141,4 @@ def _plain(value: JSON) -> JSON:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

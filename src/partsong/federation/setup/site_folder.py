@@ -146,7 +146,7 @@ class SiteFolder:
         if (before.authority(), before.coordinator) != (kit.authority, kit.coordinator):
             raise ParameterError(
                 f"The authority or the coordinator's key in this kit is not the one that {path} trusts. Ask the "
-                "coordinator, by phone, whether the federation was made again. If so, copy site.toml, shared.key "
+                "coordinator, by phone, whether the federation was set up again. If so, copy site.toml, shared.key "
                 "and state/ to a new folder and join there, so that earlier releases still count."
             )
         before.require_own_keys()

@@ -70,9 +70,11 @@ class PolicyChecker:
         gone = sorted({*parties, self.name} - (set(roster) & set(parties)))
         other = sorted(name for name, key in keys.items() if name in roster and roster[name].hex() != key)
         changes = [f"not in the pinned roster: {', '.join(gone)}"] if gone else []
-        changes += [f"with another key there: {', '.join(other)}"] if other else []
+        changes += [f"with another key in the roster: {', '.join(other)}"] if other else []
         if changes:
-            raise RequestRefused("roster", f"Of the parties with which this run started here are {'; '.join(changes)}.")
+            raise RequestRefused(
+                "roster", f"The parties of this run have changed since it started at this site: {'; '.join(changes)}."
+            )
 
     def require_budget(self, plan: Plan, run: str) -> None:
         """Refuse a run whose exchanges the budget does not cover. Once one of them is charged, each is checked

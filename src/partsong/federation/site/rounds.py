@@ -105,7 +105,7 @@ class RoundHandler:
     def require_unfinished(self) -> None:
         """Refuse if the run is over."""
         if self.progress.finish_digest is not None:
-            raise RequestRefused("over", "The run is over here.")
+            raise RequestRefused("over", "The run has ended at this site.")
 
     def require_participation(self, in_sum: int | None = None) -> None:
         """Refuse if the policy no longer allows this run, or not with so many parties in a sum."""
@@ -125,7 +125,8 @@ class RoundHandler:
         sent = self.files.load_reply(at, phase, self.plan.source)
         if sent is None and self.progress.closed_code is not None:
             raise RequestRefused(
-                self.progress.closed_code, "Masked work has failed in this run before, so the run is closed here."
+                self.progress.closed_code,
+                "A masked upload of this run has failed before, so the run is closed at this site.",
             )
         return sent
 
@@ -182,7 +183,7 @@ class RoundHandler:
         at = (nonce.round, nonce.attempt)
         is_covered = any((one.round, one.attempt) == at and one.number <= covered for one in charges)
         if released is None or at in released.attempts or is_covered:
-            raise RequestRefused("conflict", "An answer to this request has left, and its work is lost.")
+            raise RequestRefused("conflict", "This request was answered before, and the files of that answer are lost.")
 
     def _save_progress(self, tally: ProgressState, summed: Attempt | None) -> RoundHandler:
         """Save the progress, with the reduction's state after a sum, and return a handler with it."""
@@ -212,14 +213,18 @@ class RoundHandler:
                 "out-of-step", f"Round {tally.last_released} was released before the files of this run were lost."
             )
         if (latest is not None and at < latest) or any(one and at[0] <= one[0] for one in (counted, tally.counted)):
-            raise RequestRefused("out-of-step", f"Round {at[0]}, attempt {at[1]}, is behind {latest or counted}.")
+            raise RequestRefused(
+                "out-of-step",
+                f"Round {at[0]}, attempt {at[1]}, is older than {latest or counted}, the latest at this site.",
+            )
         if latest not in (None, at, counted, tally.counted) and self.plan.reduction.hides_uploads:
             assert latest is not None
             phases = self.files.phases(latest)
             if phases and phases[-1] > 0:
                 if at[0] == latest[0] or len(phases) > 1 or counted != tally.acknowledged:
                     raise RequestRefused(
-                        "round-closed", f"Shares or a masked upload of {latest} have left, so it must count."
+                        "round-closed",
+                        f"Shares or a masked upload for {latest} have left this site, so that attempt must count.",
                     )
                 return self._save_progress(
                     replace(tally, counted=latest, unacknowledged=(*tally.unacknowledged, latest)), latest
@@ -228,7 +233,10 @@ class RoundHandler:
             is_new_round = latest is not None and at[0] > latest[0] and latest != tally.counted
             return self._save_progress(tally, latest) if is_new_round else self
         if counted is None or counted not in attempts:
-            raise RequestRefused("out-of-step", f"The server counts {counted}; here it is {tally.acknowledged}.")
+            raise RequestRefused(
+                "out-of-step",
+                f"The last attempt that counts is {counted} at the server, but {tally.acknowledged} at this site.",
+            )
         return self.advance_to(counted)
 
     def _context(
@@ -244,12 +252,14 @@ class RoundHandler:
                 )
         strangers = sorted(set(participants) - set(self.started.layout.parties))
         if strangers or name not in participants:
-            others = ", ".join(strangers) or f"{name!r}, which is not asked,"
+            others = ", ".join(strangers) or f"{name!r}, which is not among the participants,"
             raise RequestRefused("protocol", f"{others} cannot be in a sum with {name!r}: the run has other parties.")
         parties, number, seed = self.started.layout.parties, request.nonce.round, self.started.experiment.get("seed", 0)
         drawn = DrawnSchedule(self.plan.exchanges, seed, fraction=self.plan.fraction).participants(parties, number)
         if not set(participants) <= set(drawn):
-            raise RequestRefused("protocol", f"Round {number} asks {participants}, but {drawn} were drawn for it.")
+            raise RequestRefused(
+                "protocol", f"Round {number} has the participants {participants}, but {drawn} were drawn for it."
+            )
         return ReductionContext(request.nonce.round, participants, self.started.layout, request.body), cohort
 
     def _work(self, request: Request, at: Attempt) -> WorkState:

@@ -164,7 +164,7 @@ def _require_same_start(site: Site, request: Request, before: StartState) -> Non
     handler = site.round_handler(request)
     handler.require_unfinished()
     if before.digest != request.digest:
-        raise RequestRefused("conflict", "This run was started here with other settings.")
+        raise RequestRefused("conflict", "This run was started at this site with other settings.")
     handler.require_participation()
     site.policy_checker.require_budget(handler.plan, request.nonce.run)
     site.policy_checker.require_columns(before)
@@ -174,7 +174,7 @@ def _last_released_round(site: Site, run: str) -> int:
     """Return the last released round of a run whose files are lost; -1, the usual case, if there is none."""
     charges, released = site.ledger.charges(run), site.audit.run_releases(run)
     if released is not None and released.is_over:
-        raise RequestRefused("over", "The run is over here, and its files are lost.")
+        raise RequestRefused("over", "The run has ended at this site, and its files are lost.")
     charged = [one.round for one in charges]
     rounds = charged if released is None else [number for number, _ in released.attempts]
     return max(rounds, default=-1)
@@ -184,7 +184,8 @@ def _check_parts(plan: Plan, layout: Layout, shard: Shard, columns: int) -> None
     """Require that layout, program and reduction fit, before anything is computed."""
     if layout.n_features != columns or layout.dtype not in ("float64", type_name(shard.matrix.dtype)):
         raise RequestRefused(
-            "layout", f"The run has {layout.n_features} columns of {layout.dtype}, which differs from the data here."
+            "layout",
+            f"The run has {layout.n_features} columns of {layout.dtype}, which differs from the data of this site.",
         )
     check_compatibility(plan.program, plan.reduction, plan.program.upload_spec(layout))
 
@@ -209,7 +210,7 @@ def finish(site: Site, request: Request) -> SiteAnswer:
     """End a run once its result is saved. The last counted state and the model stay; other files are removed."""
     handler, counted = site.round_handler(request), parse_attempt(request.note.get("counted"))
     if handler.progress.finish_digest not in (None, request.digest):
-        raise RequestRefused("over", "The run has ended here with another model.")
+        raise RequestRefused("over", "The run has ended at this site with another model.")
     agreed = None
     if isinstance(site.data, HeldData):
         agreed = _agreed_vocabulary(site, handler, counted, request.body)
@@ -234,7 +235,7 @@ def _agreed_vocabulary(site: Site, handler: RoundHandler, counted: Attempt | Non
     since a refusal closes it; none if the run is no longer allowed.
     """
     if handler.progress.closed_code is not None:
-        raise RequestRefused(handler.progress.closed_code, "This agreement on words is closed here.")
+        raise RequestRefused(handler.progress.closed_code, "This agreement on words is closed at this site.")
     handler.require_participation()
     require_same_data(site.data, handler.started)
     is_here = handler.progress.finish_digest is None and counted in handler.files.attempts()
@@ -243,9 +244,9 @@ def _agreed_vocabulary(site: Site, handler: RoundHandler, counted: Attempt | Non
         handler.files.save_progress(replace(handler.progress, closed_code="protocol"), handler.plan.source)
         raise RequestRefused(
             "protocol",
-            f"The server reports {agreed.n_documents} documents, {site.data.n_rows} of them here, and impossible "
-            "counts of words: they cannot be the sums of what the sites sent. Ask the coordinator. The agreement is "
-            "closed here; start a new run to agree on words again.",
+            f"The server reports {agreed.n_documents} documents, {site.data.n_rows} of them at this site, and "
+            "impossible counts of words: they cannot be the sums of what the sites sent. Ask the coordinator. "
+            "The agreement is closed at this site; start a new run to agree on words again.",
         )
     return agreed
 
@@ -422,7 +423,7 @@ class Site:
     def load_start(self, run: str) -> StartState:
         """Load what was agreed on in a run; refuse if it was not started here."""
         if (started := self.run_folder(run).load_start()) is None:
-            raise RequestRefused("not-started", f"Run {run!r} was not started here.")
+            raise RequestRefused("not-started", f"Run {run!r} was not started at this site.")
         return started
 
     def plain(self, request: Request, body: Message, note: Mapping[str, Any] | None = None) -> SiteAnswer:
