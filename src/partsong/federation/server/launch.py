@@ -85,7 +85,7 @@ def run_experiment(
     coordinator = Coordinator(transport, folder, run, experiment.to_dict(), timeout, serials)
     if (Journal if experiment.is_asynchronous else ArrivalsJournal)(folder).path.exists():
         kind = "a synchronous" if experiment.is_asynchronous else "an asynchronous"
-        raise ParameterError(f"{folder} holds another run, which is {kind} one. Choose another folder.")
+        raise ParameterError(f"{folder} holds another run: {kind} run. Choose another folder.")
     reduction = plan.reduction
     if rule is not None:
         reduction = agree_on_vocabulary(coordinator, rule, plan, schedule.seed, tell)
