@@ -275,6 +275,6 @@ def test_a_site_works_in_rounds_for_which_it_was_drawn(tmp_path):
 
 def test_a_budget_about_rows_is_compared_with_no_number_of_them():
     table = {"minimum_rows": 100, "privacy": {"epsilon": 1.0, "unit": "row"}}
-    with pytest.raises(ParameterError, match="one row, with certainty"):
+    with pytest.raises(ParameterError, match="with certainty whether one row"):
         Policy.from_table(table)
     assert Policy.from_table({**table, "privacy": {"epsilon": 1.0, "unit": "party"}}).minimum_rows == 100
