@@ -49,7 +49,7 @@ WAITING = (
     "tests/integration/torch/test_torch_distributed.py::test_a_rank_that_fails_in_the_middle_ends_a_job_of_torchrun_within_ten_seconds[ours",
     "tests/integration/torch/test_torch_distributed.py::test_ranks_agree_with_sequential_and_on_what_to_refuse[arrays]",
     "tests/laws/test_auditing.py::test_a_weight_that_is_not_bounded_is_found_in_private_sums",
-    "tests/laws/test_sketched_consensus.py::test_agreeing_before_every_step_of_w_beats_agreeing_now_and_then",
+    "tests/laws/test_secure_sketched.py::test_agreeing_before_every_step_of_w_beats_agreeing_now_and_then",
     "tests/test_import.py::test_a_fit_needs_no_place_for_compiled_code",
     "tests/unit/data/test_mapped.py::test_a_few_very_wide_rows_are_not_read_all_at_once[F]",
     "tests/unit/data/test_mapped.py::test_memory_stays_far_below_the_size_of_the_file[F]",

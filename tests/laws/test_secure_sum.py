@@ -62,7 +62,7 @@ from partsong.secure_aggregation.secret_sharing import Secrets, build_shares_bod
 from partsong.sketch.kinds import Gaussian
 from tests.laws.test_programs import PROGRAMS, data, shards_of
 from tests.laws.test_programs import run as run_openly
-from tests.laws.test_sketched_consensus import program_of
+from tests.laws.test_secure_sketched import program_of
 
 SHAPE = (3, 5)
 
