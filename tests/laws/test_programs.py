@@ -1,4 +1,4 @@
-"""Laws of programs and engines: exactness whatever the split, one party is centralised, engines agree bit for bit."""
+"""Laws of programs and engines: exactness whatever the split, equal engines, and parties that come and go."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from pairwise_masks import PairwiseMasks
 
+from partsong import FederatedNMF
+from partsong.aggregation.alignment import Assignment, PartialAssignment
 from partsong.aggregation.linear import Mean, Sum, WeightedMean, add
 from partsong.aggregation.plaintext import PlainReduction
-from partsong.core.interfaces import Checkpoint, Layout, Message, ProgramBase, Schedule, Shard, Traits
+from partsong.core.interfaces import Checkpoint, Layout, Message, ProgramBase, Reducible, Schedule, Shard, Traits
 from partsong.core.streams import key, stream
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Parallel, Sequential
 from partsong.errors import CompositionError, ParameterError, PartyError
+from partsong.evaluation.metrics import compute_drift, relative_error
 from partsong.io.state_file import read_state, write_state
 from partsong.methods import build
 from partsong.methods.averaging import LocalAveraging
@@ -29,9 +32,9 @@ from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
 from partsong.methods.game import FederatedGame
 from partsong.methods.init_modes import LocalInit
-from partsong.methods.private import row_private
+from partsong.methods.private import party_private, row_private
 from partsong.methods.two_stage import exact_after
-from partsong.solvers.game import DecayingStep, Game
+from partsong.solvers.game import ConstantStep, DecayingStep, Game
 from partsong.solvers.game_orders import Shuffled
 from partsong.solvers.normal_equations import Penalty
 from partsong.solvers.squared_error import RowState, SquaredError
@@ -44,6 +47,7 @@ from partsong.solvers.update_rules import (
     NoExtrapolation,
     ProjectedGradient,
 )
+from partsong.training.simulation import SimulationMeasures, party_components
 
 RULES = [
     Multiplicative(),
@@ -487,3 +491,275 @@ def test_a_program_without_traits_asks_for_nothing_and_traits_are_what_engines_g
     assert private.traits.release == private.release
     assert private.traits.max_releases == 4
     assert build("fedavg", 3, local_steps=10).traits.release is None
+
+
+NAMES = ("p00", "p01", "p02", "p03", "p04")
+ROUNDS = 6
+PROGRAMS_WITH_ABSENCES = {
+    "exact": build("exact", 4, local_steps=5),
+    "exact accelerated": build("exact", 4, accelerate=True, local_steps=5),
+    "fedavg": build("fedavg", 4, local_steps=4),
+    "fedavg independent": build("fedavg", 4, local_steps=4, init_mode="local"),
+    "fedprox": build("fedprox", 4, local_steps=4),
+    "fnmf paper": build("fnmf-local", 4, variant="paper", local_steps=4, align="assignment"),
+    "fnmf robust": build("fnmf-local", 4, local_steps=4, align="assignment"),
+    "fnmf partial": build(
+        "fnmf-local",
+        4,
+        local_steps=4,
+        client_align=PartialAssignment(),
+        server_align=PartialAssignment(),
+        align="assignment",
+    ),
+    "fnmf by sums": build("fnmf-by-sums", 4, local_steps=4),
+    "fnmf by sums common": build("fnmf-by-sums", 4, local_steps=4, sweeps=3, init_mode="shared"),
+    "fnmf, then exact": exact_after(build("fnmf-local", 4, local_steps=4, align="assignment"), 3),
+    "syn-sd": build("syn-sd", 4, local_steps=4),
+    "asyn-ssd-v": build("asyn-ssd-v", 4, local_steps=4),
+    "game": build("game", 4),
+    "game with a given step": FederatedGame(4, game=Game(step=ConstantStep(0.01))),
+    "consensus of games": build("game-consensus", 4, local_steps=4),
+}
+WITHOUT_A_COUNT_OF_PARTIES = [
+    name for name in PROGRAMS_WITH_ABSENCES if name != "fnmf paper" and not name.startswith("game")
+]
+"""The paper's start is a mean over as many draws as there are parties, so those who never come count in it; games deal
+out the columns among all parties.
+"""
+
+
+def everyone_but(*present):
+    return frozenset(NAMES) - set(present)
+
+
+PATTERNS = {
+    "stragglers": {1: frozenset({"p01"}), 3: frozenset({"p01", "p03"}), 4: frozenset({"p00"})},
+    "one leaves": {index: frozenset({"p04"}) for index in range(2, ROUNDS)},
+    "two come late": {index: frozenset({"p02", "p03"}) for index in range(3)},
+    "rotation": {index: everyone_but(NAMES[index % 5], NAMES[(index + 1) % 5]) for index in range(ROUNDS)},
+    "one at a time": {index: everyone_but(NAMES[index % 5]) for index in range(ROUNDS)},
+}
+
+
+def named_shards(names=NAMES):
+    rng = np.random.default_rng(0)
+    H = rng.gamma(0.3, size=(4, 16))
+    rows = {name: rng.gamma(0.5, size=(12 + 3 * i, 4)) @ H + 0.02 * rng.random(16) for i, name in enumerate(NAMES)}
+    return [Shard(name, as_matrix(rows[name]), key(7, name)) for name in names]
+
+
+def run_named(program, shards, rounds=ROUNDS, engine=Sequential(), resume=None, **more):
+    return list(engine.run(program, shards, Schedule(rounds, 3, **more), reduction=PlainReduction(), resume=resume))
+
+
+def same_models(some, others):
+    for one, other in zip(some, others, strict=True):
+        assert_array_equal(one.model["H"], other.model["H"])
+        assert one.participants == other.participants
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", PROGRAMS_WITH_ABSENCES)
+def test_whoever_comes_there_is_a_model_and_engines_and_resumed_runs_agree_on_it(name, pattern):
+    program, absent, before = PROGRAMS_WITH_ABSENCES[name], PATTERNS[pattern], None
+    rounds = run_named(program, named_shards(), absent=absent)
+    for done in rounds:
+        missing = absent.get(done.index, frozenset())
+        assert done.participants == tuple(sorted(set(NAMES) - missing))
+        assert np.isfinite(done.model["H"]).all()
+        assert (done.model["H"] >= 0).all()
+        assert done.model["H"].any()
+        for party in missing if before is not None else ():
+            assert done.checkpoint.parties[party] is before.checkpoint.parties[party]
+        before = done
+    same_models(rounds, run_named(program, named_shards()[::-1], engine=Parallel(3), absent=absent))
+    for middle in (1, 3):
+        same_models(
+            rounds[middle:], run_named(program, named_shards(), absent=absent, resume=rounds[middle - 1].checkpoint)
+        )
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_COUNT_OF_PARTIES)
+def test_a_party_that_never_comes_is_not_there(name):
+    never = {index: frozenset({"p02"}) for index in range(ROUNDS)}
+    present = [party for party in NAMES if party != "p02"]
+    same_models(
+        run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(), absent=never),
+        run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(present)),
+    )
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_COUNT_OF_PARTIES)
+def test_a_party_may_join_a_run_that_has_begun_without_it(name):
+    """Nobody had to know of it before: as if it had been there and absent."""
+    absent = {index: frozenset({"p02"}) for index in range(3)}
+    known = run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(), absent=absent)
+    before = run_named(PROGRAMS_WITH_ABSENCES[name], named_shards([party for party in NAMES if party != "p02"]), 3)
+    same_models(known, before + run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(), resume=before[-1].checkpoint))
+
+
+@pytest.mark.parametrize("name", PROGRAMS_WITH_ABSENCES)
+def test_a_party_may_leave_for_good_and_come_back(name):
+    """Its shard is taken away, its last state stays in the checkpoint."""
+    away = {index: frozenset({"p04"}) for index in (2, 3)}
+    known = run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(), absent=away)
+    all_here = run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(), 2)
+    without = run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(NAMES[:4]), 4, resume=all_here[-1].checkpoint)
+    again = run_named(PROGRAMS_WITH_ABSENCES[name], named_shards(), resume=without[-1].checkpoint)
+    same_models(known, all_here + without + again)
+
+
+@pytest.mark.parametrize("variant", ["robust", "paper"])
+def test_latecomers_begin_from_the_model_that_there_is(variant):
+    program = build("fnmf-local", 4, variant=variant, local_steps=1, align="assignment")
+    late = Schedule(9, 3, absent={index: frozenset({"p02", "p03"}) for index in range(8)})
+    rounds = list(Sequential().run(program, named_shards(), late, reduction=PlainReduction()))
+    model, joined = rounds[-2].model["H"], rounds[-1].checkpoint.parties
+    for name in ("p02", "p03"):
+        own = joined[name].Ht.T
+        assert np.linalg.norm(own - model) < 0.5 * np.linalg.norm(model), "one step from the model, not from a draw"
+
+
+STAGE = 3
+FIRST = {
+    "fnmf": build("fnmf-local", 4, local_steps=10, align="assignment"),
+    "fnmf common": build("fnmf-local", 4, local_steps=10, init_mode="shared", align="assignment"),
+    "fedavg": build("fedavg", 4, local_steps=10, init_mode="local"),
+    "by sums": build("fnmf-by-sums", 4, local_steps=10),
+}
+
+
+def unequal_shards(parties=4):
+    rng = np.random.default_rng(1)
+    H = rng.gamma(0.3, size=(4, 24))
+    rows = [rng.gamma(0.5, size=(15 + 5 * i, 4)) @ H + 0.05 * rng.random((15 + 5 * i, 24)) for i in range(parties)]
+    return [Shard(f"p{i}", as_matrix(X), key(7, i)) for i, X in enumerate(rows)]
+
+
+def run_stages(program, shards, rounds, reduction=PlainReduction(), **more):
+    return list(Sequential().run(program, shards, Schedule(rounds, 3), reduction=reduction, **more))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_leg_is_the_first_program_and_the_second_starts_where_it_ended(name):
+    shards, first = unequal_shards(), FIRST[name]
+    relay = exact_after(first, STAGE)
+    whole, alone = run_stages(relay, shards, STAGE + 4), run_stages(first, shards, STAGE)
+    for one, other in zip(whole[:STAGE], alone, strict=True):
+        assert_allclose(relay.components(one.checkpoint.server), first.components(other.checkpoint.server), rtol=0)
+    H = first.components(alone[-1].checkpoint.server)
+    exact = relay.second
+    server, model = exact.start_from(np.ascontiguousarray(H.T))
+    parties = {s.name: RowState(exact.solver.solve_rows(s.matrix, np.ascontiguousarray(H.T))) for s in shards}
+    rest = run_stages(exact, shards, 4, resume=Checkpoint(0, parties, server, model))
+    for one, other in zip(whole[STAGE:], rest, strict=True):
+        assert_array_equal(one.model["H"], other.model["H"])
+        assert one.metrics == other.metrics
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_exact_rounds_never_lose_what_the_first_leg_has_won(name):
+    shards = unequal_shards()
+    relay = exact_after(FIRST[name], STAGE)
+    rounds = run_stages(relay, shards, STAGE + 12)
+    handed_over = relay.components(rounds[STAGE - 1].checkpoint.server)
+    errors = [
+        relative_error(relay.solver, shards, handed_over),
+        *(done.metrics["relative_error"] for done in rounds[STAGE:]),
+    ]
+    assert min(errors[1:]) < errors[0]
+    assert errors[1] <= errors[0] * (1 + 1e-9)
+
+
+def test_a_relay_of_sums_is_a_sum_and_can_be_masked():
+    shards, relay = unequal_shards(), exact_after(FIRST["by sums"], STAGE)
+    assert isinstance(relay.aggregation, Reducible)
+    assert not isinstance(exact_after(FIRST["fnmf"], STAGE).aggregation, Reducible)
+    for one, other in zip(run_stages(relay, shards, 7), run_stages(relay, shards, 7, PairwiseMasks()), strict=True):
+        assert_allclose(one.model["H"], other.model["H"], rtol=1e-6, atol=1e-9)
+
+
+def test_a_run_goes_on_from_a_file_in_either_leg(tmp_path):
+    shards, relay = unequal_shards(), exact_after(FIRST["fnmf"], STAGE)
+    whole = run_stages(relay, shards, STAGE + 3)
+    for stop in (1, STAGE - 1, STAGE, STAGE + 1):
+        write_state(tmp_path / "c.safetensors", whole[stop].checkpoint)
+        point = read_state(tmp_path / "c.safetensors")
+        for party, H in party_components(whole[stop].checkpoint).items():
+            assert_array_equal(party_components(point)[party], H)
+        rest = run_stages(relay, shards, STAGE + 3, resume=point)
+        for one, other in zip(whole[stop + 1 :], rest, strict=True):
+            assert_array_equal(one.model["H"], other.model["H"])
+
+
+def test_only_the_leg_is_added_to_what_is_broadcast():
+    shards = unequal_shards()
+    relay, first = exact_after(FIRST["fnmf"], STAGE), FIRST["fnmf"]
+    layout = Layout.of(shards, 3)
+    assert relay.start_server(layout)[1].nbytes == first.start_server(layout)[1].nbytes + 1
+    legs = [int(done.model["leg"][0]) for done in run_stages(relay, shards, STAGE + 2)]
+    assert legs == [0] * (STAGE - 1) + [1] * 3
+
+
+def test_legs_that_do_not_fit_are_refused():
+    with pytest.raises(ParameterError, match="rounds ≥ 1"):
+        exact_after(build("fnmf-local", 4, align="assignment"), 0)
+    from partsong.methods.two_stage import TwoStageProgram
+
+    with pytest.raises(ParameterError, match="same rank"):
+        TwoStageProgram(build("fnmf-local", 4, align="assignment"), build("exact", 5, local_steps=5), 2)
+
+
+def test_an_estimator_runs_a_relay_to_convergence():
+    parts = [shard.matrix.X for shard in unequal_shards()]
+    relay = exact_after(FIRST["fnmf"], STAGE)
+    model = FederatedNMF(method=relay, random_state=3, rounds=200, tol=1e-6).fit(parts)
+    pooled = FederatedNMF(4, method="exact", random_state=3, rounds=400, tol=1e-8).fit([np.concatenate(parts)])
+    assert model.relative_error_ <= pooled.relative_error_ * 1.02
+    assert model.n_iter_ > STAGE
+    assert np.isfinite([row.aligned_drift for row in model.history_]).all()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_parties_keep_what_they_had_found_themselves(name):
+    shards, relay = unequal_shards(), exact_after(FIRST[name], STAGE)
+    rounds = run_stages(relay, shards, STAGE + 3)
+    found = party_components(rounds[STAGE - 1].checkpoint)
+    assert set(found) == {shard.name for shard in shards}
+    for done in rounds[STAGE:]:
+        for party, H in party_components(done.checkpoint).items():
+            assert_array_equal(H, found[party])
+        states = done.checkpoint.parties.values()
+        assert all(state.own.shape == (24, 4) and isinstance(state.inner, RowState) for state in states), (
+            "one m × k more"
+        )
+    drifts = [SimulationMeasures(relay, ()).drift(done) for done in rounds[STAGE:]]
+    for done, drift in zip(rounds[STAGE:], drifts, strict=True):
+        H = relay.components(done.checkpoint.server)
+        expected = compute_drift(list(found.values()), H)
+        assert drift == pytest.approx(np.array([expected.regular, expected.aligned]) / np.square(H).sum())
+
+
+def test_a_party_that_comes_in_the_second_leg_alone_has_found_nothing():
+    shards, relay = unequal_shards(), exact_after(FIRST["fnmf"], STAGE)
+    schedule = Schedule(STAGE + 2, 3, absent={i: frozenset({"p1"}) for i in range(STAGE)})
+    last = list(Sequential().run(relay, shards, schedule, reduction=PlainReduction()))[-1]
+    assert set(party_components(last.checkpoint)) == {"p0", "p2", "p3"}
+
+
+def test_the_estimator_tells_what_parties_had_found():
+    parts = dict(zip("abcd", (shard.matrix.X for shard in unequal_shards()), strict=True))
+    settings = {"method": "fnmf", "random_state": 3, "tol": 0.0, "local_steps": 20}
+    brief, long = (FederatedNMF(4, rounds=n, **settings).fit(parts) for n in (1, 12))
+    for party in parts:
+        P, own = long.alignments_[party], long.party_components_[party]
+        assert np.abs(own - long.components_).max() > 1e-3
+        assert_array_equal(P, Assignment(unit=True).plan(long.components_, own).matrix)
+        there = brief.party_components_[party]
+        assert_allclose(own, there / np.linalg.norm(there, axis=1, keepdims=True), rtol=1e-9, atol=1e-12)
+
+
+def test_a_private_leg_is_refused():
+    private = party_private(build("fedavg", 3, local_steps=10), epsilon=3, delta=1e-5, rounds=2)
+    with pytest.raises(CompositionError, match="differentially private"):
+        exact_after(private, 1)
