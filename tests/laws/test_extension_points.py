@@ -1,4 +1,4 @@
-"""Laws of the seams, each used in a way that the library does not need yet.
+"""Laws of extension points, each used in a way that the library does not need yet.
 
 A loss that is not squared error, models of different rank in one pass over X, rows that count several times, a backend
 with other strides, and an iteration on a device that nobody looks at.

@@ -1,4 +1,4 @@
-"""Laws of starts: non-negative, of the shape asked for, and what their names say."""
+"""Laws of initialization: non-negative, of the shape asked for, and what their names say."""
 
 import numpy as np
 import pytest
