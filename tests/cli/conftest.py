@@ -1,6 +1,7 @@
 import hashlib
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,18 +93,19 @@ def parts(invoke, data_csv, tmp_path):
     return tmp_path / "parts"
 
 
+def replace_in(parts, party, **changes):
+    """Put other arrays into the file of a party of this folder, and its new hash into the list."""
+    path = parts / f"{party}.npz"
+    with np.load(path) as arrays:
+        content = {**arrays, **changes}
+    np.savez(path, **content)
+    listing = json.loads((parts / "parts.json").read_text())
+    entry = next(entry for entry in listing["parties"] if entry["name"] == party)
+    entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (parts / "parts.json").write_text(json.dumps(listing))
+
+
 @pytest.fixture
 def replace_part(parts):
-    """Put other arrays into one party's file, and its new hash into the list."""
-
-    def replace(party, **changes):
-        path = parts / f"{party}.npz"
-        with np.load(path) as arrays:
-            content = {**arrays, **changes}
-        np.savez(path, **content)
-        listing = json.loads((parts / "parts.json").read_text())
-        entry = next(entry for entry in listing["parties"] if entry["name"] == party)
-        entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        (parts / "parts.json").write_text(json.dumps(listing))
-
-    return replace
+    """Put other arrays into one party's file."""
+    return partial(replace_in, parts)
