@@ -394,13 +394,17 @@ def test_other_data_and_settings_are_refused_by_name(invoke, data_npy, parts, X,
     invoke("fit", data_npy, *begin, "-o", "m.safetensors", "-q")
     again = ["--resume", "c.ckpt", "-o", "m2.safetensors"]
     message = invoke("fit", data_npy, *again, "-k", 5, "--seed", 9, "--solver", "mu", code=1).stderr
-    for name in ("--components (3 there, 5 here)", "--seed (4 there, 9 here)", "--solver (hals there, mu here)"):
+    for name in (
+        "--components (3 in the checkpoint, 5 now)",
+        "--seed (4 in the checkpoint, 9 now)",
+        "--solver (hals in the checkpoint, mu now)",
+    ):
         assert name in message
     np.save(tmp_path / "other.npy", X + 1)
     assert "data (other values)" in invoke("fit", "other.npy", *again, code=1).stderr
     np.save(tmp_path / "fewer.npy", X[1:])
     assert "data (other shape)" in invoke("fit", "fewer.npy", *again, code=1).stderr
-    assert "method (centralised there, exact here)" in invoke("fit", parts, *again, code=1).stderr
+    assert "method (centralised in the checkpoint, exact now)" in invoke("fit", parts, *again, code=1).stderr
     assert not (tmp_path / "m2.safetensors").exists()
 
 

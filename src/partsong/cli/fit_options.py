@@ -139,7 +139,7 @@ class FitOptions:
     tol: float = opt(
         1e-4,
         STOPPING,
-        "Stop when the squared error falls per iteration, on average over ten, by less than this share of the "
+        "Stop when an iteration, on average over ten, lowers the squared error by less than this share of the "
         "explained or of the remaining sum of squares, whichever is smaller; 0: never. Methods asyn-… over ranks: when "
         "it changes less per turn.",
         min=0.0,

@@ -58,6 +58,7 @@ from partsong.training import run_folder
 from partsong.training.checkpoint import (
     RunRecorder,
     SavedRun,
+    describe_difference,
     different_run_error,
     exclusions_before,
     fingerprint,
@@ -187,12 +188,12 @@ def resume_options(options: FitOptions, given: Collection[str], saved: SavedRun,
         )
     if (stored["method"] == CENTRALISED) != (kind == TABLE):
         here = CENTRALISED if kind == TABLE else options.method
-        raise different_run_error(options.resume, [f"method ({stored['method']} there, {here} here)"])
+        raise different_run_error(options.resume, [describe_difference("method", stored["method"], here)])
     others = {name: getattr(options, name, None) for name in sorted(given) if name in stored and name not in MAY_CHANGE}
     differing = {name: here for name, here in others.items() if here != stored[name]}
     if {"method", "solver"} & differing.keys():  # they have other options
         raise different_run_error(
-            options.resume, [f"{option(name)} ({stored[name]} there, {here} here)" for name, here in differing.items()]
+            options.resume, [describe_difference(option(name), stored[name], here) for name, here in differing.items()]
         )
     privacy = {("noise" if name == "kind" else name): value for name, value in (stored.get("privacy") or {}).items()}
     known = {**stored, **privacy, "order": stored.get("play")}

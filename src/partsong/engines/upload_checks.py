@@ -182,9 +182,7 @@ def _value_errors(upload: Message, expected: UploadSpec | None) -> Iterator[str]
         if _kind(array):
             yield from _describe_entries(name, "is NaN or infinite", ~(abs(array) < math.inf))
             largest = _largest_allowed(array.dtype, (expected or {}).get(name, ANY).is_factor)
-            too_large = (
-                f"is larger than {largest:.1e}, of which {type_name(array.dtype)} cannot hold the squares or sums,"
-            )
+            too_large = f"is above {largest:.1e}, so that squares or sums overflow {type_name(array.dtype)},"
             yield from _describe_entries(name, too_large, (abs(array) > largest) & (abs(array) < math.inf))
 
 

@@ -88,19 +88,18 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
         why = f"{log} has {left.lines} lines, but had {lines} before line {number} of {own}: it is an older backup."
     elif found.uncharged:
         why = (
-            f"{log} has {len(found.uncharged)} attempts that have left (the first: "
-            f"{_format_attempt(*found.uncharged)}), and {own} has not charged them: it is an older backup, or lines "
-            "were taken from its end."
+            f"{log} lists {len(found.uncharged)} sent attempts (the first: {_format_attempt(*found.uncharged)}) that "
+            f"{own} has not charged: it is an older backup, or lines were removed from its end."
         )
     elif found.other_noise:
         why = (
-            f"{_format_attempt(*found.other_noise)} has left with other noise than {own} has charged: one of the files "
+            f"{_format_attempt(*found.other_noise)} was sent with other noise than {own} has charged: one of the files "
             "is not this site's."
         )
     elif found.unlogged:
         why = (
-            f"{own} has charged {len(found.unlogged)} attempts (the first: {_format_attempt(*found.unlogged)}) of "
-            f"which {log} has no line: it is an older backup, was removed, or lines are missing at its end."
+            f"{own} has charged {len(found.unlogged)} attempts (the first: {_format_attempt(*found.unlogged)}) that "
+            f"{log} does not list: it is an older backup, was removed, or lines are missing at its end."
         )
     else:
         return

@@ -38,10 +38,10 @@ CELLS = 2e5
 """About how many cells the range of privacy losses is cut into; rounded up in each, so that fewer is only looser."""
 KINDS = ("gaussian", "laplace", "none")
 RELATIONS = {
-    ("party", "replace"): "all data of one party are exchanged for any other data",
-    ("party", "zero-out"): "one party's contribution is exchanged for none, that is for the public reference",
-    ("row", "add-or-remove"): "one row is added or taken away",
-    ("row", "replace"): "one row is exchanged for any other row; the number of rows is public",
+    ("party", "replace"): "all data of one party are replaced by any other data",
+    ("party", "zero-out"): "one party's contribution is replaced by none, that is, by the public reference",
+    ("row", "add-or-remove"): "one row is added or removed",
+    ("row", "replace"): "one row is replaced by any other row; the number of rows is public",
 }
 """Unit and relation -> the change of data that (ε, δ) protects against."""
 MIN_MULTIPLIER, MAX_MULTIPLIER = 1e-9, 1e15

@@ -143,7 +143,7 @@ def require_same_run(
     """
     there, here = _flat(run.about["settings"]), _flat(settings)
     differences = [
-        f"{name_of(name)} ({there.get(name)} there, {value} here)"
+        describe_difference(name_of(name), there.get(name), value)
         for name, value in here.items()
         if name not in may_change and there.get(name) != as_json(value)
     ]
@@ -165,6 +165,11 @@ def exclusions_before(run: SavedRun, path: str | PathLike[str]) -> list[Exclusio
     except (TypeError, ValueError) as error:
         raise FormatError(f"{path}: its list of parties left out is unreadable. Start a new run.") from error
     return [entry for entry in found if entry.iteration <= run.checkpoint.index]
+
+
+def describe_difference(name: str, stored: Any, now: Any) -> str:
+    """Return how a setting differs, for `different_run_error`."""
+    return f"{name} ({stored} in the checkpoint, {now} now)"
 
 
 def different_run_error(path: str | PathLike[str] | None, differences: list[str]) -> ParameterError:
@@ -307,7 +312,7 @@ def _sampled(X: Any) -> Iterator[bytes]:
 
 def _different_data(there: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if set(there) != set(here):
-        return [f"parties ({', '.join(there)} there, {', '.join(here)} here)"]
+        return [describe_difference("parties", ", ".join(there), ", ".join(here))]
     return [
         f"data ({'' if party == ONE_TABLE else f'{party}: '}other {name.replace('_', ' ')})"
         for party, own in here.items()

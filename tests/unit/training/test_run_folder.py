@@ -110,7 +110,7 @@ def test_a_run_that_failed_can_be_read_and_resumed(folder, rows, tmp_path):
 def test_other_runs_are_not_resumed(folder, rows):
     fit(folder, rows, 2)
     task, other = task_of(rows, 3), {**rows, "a": rows["a"] + 1}
-    with pytest.raises(ParameterError, match=r"seed \(4 there, 5 here\)"):
+    with pytest.raises(ParameterError, match=r"seed \(4 in the checkpoint, 5 now\)"):
         folder.start(task, {**SETTINGS, "seed": 5}, data_of(rows), resume=True)
     folder.start(task, {**SETTINGS, "seed": 5}, data_of(rows), resume=True, may_change={"seed"}, record=True)
     with pytest.raises(ParameterError, match=r"data \(a: other values\)"):
