@@ -9,7 +9,7 @@ WAITING = (
     "tests/benchmarks/test_benchmarks.py::test_memory_counts_the_data_and_the_factors",
     "tests/benchmarks/test_benchmarks.py::test_what_a_federation_costs_is_measured_and_written",
     "tests/cli/test_attack.py::test_the_row_is_found_in_every_method_of_which_the_page_says_so[fnmf-",
-    "tests/cli/test_fit_game.py::TestGoingOn::test_known_cells_stay_so",
+    "tests/cli/test_fit.py::TestGoingOn::test_known_cells_stay_so",
     "tests/cli/test_fit_ranks.py::TestFailedEnds::test_no_shard_outlives_a_model_that_cannot_be_written",
     "tests/cli/test_fit_ranks.py::TestFailedEnds::test_shards_of_an_earlier_fit_are_not_mixed_with_new_ones",
     "tests/cli/test_fit_ranks.py::TestFailures::test_all_ranks_end_with_one_message_and_no_file[more",
