@@ -680,8 +680,8 @@ class TestGoingOn:
         invoke(*begin, "--solver", "game")
         again = ["fit", data_npy, "--resume", "c.ckpt", "-o", "m.safetensors"]
         refused = invoke(*again, "--step", 0.1, "--game-order", "random", code=1).stderr
-        assert "--step (safe there, 0.1 here)" in refused
-        assert "--game-order (stratified there, random here)" in refused
+        assert "--step (safe in the checkpoint, 0.1 now)" in refused
+        assert "--game-order (stratified in the checkpoint, random now)" in refused
         invoke(*begin)
         assert "only for --solver game" in invoke(*again, "--step", 0.1, code=2).stderr
 

@@ -302,12 +302,12 @@ class TestGoingOn:
     def test_noise_was_planned_for_the_rounds(self, invoke, told, parts):
         told("fit", parts, "-k", 3, *ROW, "--rounds", 3, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
         result = invoke("fit", parts, "--resume", "c.ckpt", "--rounds", 9, "-o", "m.safetensors", code=1)
-        assert "--rounds (3 there, 9 here)" in result.stderr
+        assert "--rounds (3 in the checkpoint, 9 now)" in result.stderr
 
     def test_another_epsilon_is_another_run(self, invoke, told, parts):
         told("fit", parts, "-k", 3, *ROW, "--rounds", 3, "--checkpoint", "c.ckpt", "-o", "m.safetensors")
         result = invoke("fit", parts, "--resume", "c.ckpt", "--epsilon", 9, "-o", "m.safetensors", code=1)
-        assert "--epsilon (3.0 there, 9.0 here)" in result.stderr
+        assert "--epsilon (3.0 in the checkpoint, 9.0 now)" in result.stderr
 
     def test_a_round_that_a_second_interrupt_breaks_off_is_charged_and_not_sent_again(self, invoke, told, parts):
         """The file is closed; it says that every party may have sent in a round that is not in it."""
