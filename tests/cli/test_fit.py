@@ -38,7 +38,7 @@ def test_json_contract(told, data_npy):
     assert set(said) == CONTRACT
     assert said["shape"] == [45, 12]
     assert said["seed"] == 5
-    assert said["method"] == "centralised"
+    assert said["method"] == "centralized"
     assert said["bytes_up_per_party"] == 0
     assert 0 < said["relative_error"] < 0.1
     assert said["explained_variance"] == pytest.approx(1 - said["relative_error"] ** 2)
@@ -408,7 +408,7 @@ def test_other_data_and_settings_are_refused_by_name(invoke, data_npy, parts, X,
     assert "data (other values)" in invoke("fit", "other.npy", *again, code=1).stderr
     np.save(tmp_path / "fewer.npy", X[1:])
     assert "data (other shape)" in invoke("fit", "fewer.npy", *again, code=1).stderr
-    assert "method (centralised in the checkpoint, exact now)" in invoke("fit", parts, *again, code=1).stderr
+    assert "method (centralized in the checkpoint, exact now)" in invoke("fit", parts, *again, code=1).stderr
     assert not (tmp_path / "m2.safetensors").exists()
 
 

@@ -132,7 +132,7 @@ def test_a_folder_with_a_matrix_is_data(told, tmp_path, X):
     (tmp_path / "tenx").mkdir()
     io.mmwrite(tmp_path / "tenx/matrix.mtx", sparse.coo_matrix(X))
     (tmp_path / "tenx/parts.json").write_text("{}")
-    assert told("fit", "tenx", "-k", 2, "-o", "m.safetensors")["method"] == "centralised"
+    assert told("fit", "tenx", "-k", 2, "-o", "m.safetensors")["method"] == "centralized"
 
 
 @pytest.mark.parametrize(

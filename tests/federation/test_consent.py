@@ -41,7 +41,7 @@ RUN = (Kind.START, Kind.WORK, Kind.REDUCE)
 
 
 OF_EVERY_RUN = {
-    "recipe": Policy(recipes=("fnmf",)),
+    "method": Policy(methods=("fnmf",)),
     "rounds": Policy(maximum_rounds=1),
     "rows": Policy(minimum_rows=17),
     "parties": Policy(minimum_parties=4),
@@ -257,7 +257,7 @@ def test_who_withdraws_in_the_middle_of_a_sum_is_in_it_as_one_who_falls_silent(t
     def withdrawing(data):
         nonce, site = Request.from_bytes(data).nonce, federation.site("north")
         is_now = nonce.kind is Kind.REDUCE and (nonce.round, nonce.phase) == (0, phase)
-        return (replace(site, policy=OF_EVERY_RUN["recipe"]) if is_now else site).answer(data)
+        return (replace(site, policy=OF_EVERY_RUN["method"]) if is_now else site).answer(data)
 
     rounds = list(federation.rounds(InProcess({**federation.transport().sites, "north": withdrawing})))
     assert ("north" in rounds[0].participants) == (phase == 3)

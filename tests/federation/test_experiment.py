@@ -1,4 +1,4 @@
-"""Every recipe in experiment.toml: by its name and keys, with the bits of one process; or a reason why it is not."""
+"""Every method in experiment.toml: by its name and keys, with the bits of one process; or a reason why it is not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.federation.test_asynchronous import arrivals_of, assert_replayed
 RUNS = {
     "exact": {"accelerate": True},
     "fnmf": {"variant": "paper", "every": 2, "client_align": "nearest", "strength": 0.2, "local_steps": 3},
-    "fnmf-local": {"align": "softmax", "server_align": "sinkhorn", "synchronisation": "personal", "local_steps": 3},
+    "fnmf-local": {"align": "softmax", "server_align": "sinkhorn", "synchronization": "personal", "local_steps": 3},
     "fnmf-paper": {"barycenter": "hierarchical", "local_steps": 3},
     "fnmf-personal": {"barycenter": "k-means", "local_steps": 3},
     "fnmf-by-sums": {"sweeps": 3, "align": "sinkhorn", "strength": 0.3, "local_steps": 3},
@@ -71,7 +71,7 @@ RUNS = {
 
 FIRST_LEGS = FirstStage().names
 
-ANY = Policy(recipes=BETWEEN_PARTIES)
+ANY = Policy(methods=BETWEEN_PARTIES)
 
 
 def experiment_of(**table):
@@ -87,7 +87,7 @@ def run_of(name, folder):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_recipe_that_was_broken_off_in_the_middle_has_the_bits_of_one_process(tmp_path, name):
+def test_a_method_that_was_broken_off_in_the_middle_has_the_bits_of_one_process(tmp_path, name):
     """All that goes on after the break is read from files of server and sites."""
     runs = arrivals_of if name.startswith("asyn") else Federation.rounds
     first = runs(Federation(tmp_path, run_of(name, tmp_path), policy=ANY))
@@ -154,7 +154,7 @@ def test_keys_are_those_of_the_programs():
                 alone,
                 aggregation=FixedPoint(align, FromPrevious()),
                 coupling=replace(alone.coupling, align=align, every=3),
-                synchronisation=AdoptModel(align),
+                synchronization=AdoptModel(align),
             ),
         ),
         "fedprox": ({"strength": 0.4}, replace(build("fedprox", 2), coupling=ProximalTerm(0.4))),
@@ -325,13 +325,13 @@ def test_a_site_bounds_the_sums_of_rounds_that_have_several(tmp_path):
     assert experiment_of(method="then-exact", first="fnmf-by-sums", sweeps=4, first_rounds=1).request(3).rounds == 6
 
 
-def test_a_site_allows_recipes_by_name(tmp_path):
+def test_a_site_allows_methods_by_name(tmp_path):
     assert (
-        set(METHODS) - set(Policy().recipes) == set(METHODS) - set(Policy.from_table({}).recipes) == {"secure-dsanls"}
+        set(METHODS) - set(Policy().methods) == set(METHODS) - set(Policy.from_table({}).methods) == {"secure-dsanls"}
     )
-    assert Policy.from_table({"recipes": list(BETWEEN_PARTIES)}).recipes == BETWEEN_PARTIES
-    federation = Federation(tmp_path, experiment_of(method="game-consensus"), policy=Policy(recipes=("game", "exact")))
-    with pytest.raises(SiteRefused, match="'recipe'"):
+    assert Policy.from_table({"methods": list(BETWEEN_PARTIES)}).methods == BETWEEN_PARTIES
+    federation = Federation(tmp_path, experiment_of(method="game-consensus"), policy=Policy(methods=("game", "exact")))
+    with pytest.raises(SiteRefused, match="'method'"):
         list(federation.rounds())
 
 

@@ -194,7 +194,7 @@ def test_a_model_is_refused_by_its_numbers_where_the_seed_says_nothing(tmp_path)
 def test_sketches_of_one_seed_are_not_sent_twice(tmp_path):
     """Rows are multiplied with the same random numbers, of which one more row takes a few more."""
     table = {"method": "secure-dsanls", "rank": 2, "rounds": 3, "sketch_dimension": 4, "seed": 5}
-    policy = Policy(recipes=("secure-dsanls",))
+    policy = Policy(methods=("secure-dsanls",))
     federation = made(tmp_path, Experiment.from_table(table), policy=policy)
     list(federation.rounds())
     federation.tables["east"] = np.vstack([federation.tables["east"], np.ones((1, 12))])
@@ -222,7 +222,7 @@ TABLES = {
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("name", TABLES)
 def test_the_rounds_and_the_rank_of_a_refusal_are_allowed_and_one_more_is_not(tmp_path, name, before):
-    policy = Policy(recipes=("exact", TABLES[name]["method"]))
+    policy = Policy(methods=("exact", TABLES[name]["method"]))
     tables = {site: np.ceil(9 * dense(site, 100)) for site in NAMES[:3]}
     federation = made(tmp_path, Experiment("exact", 5, 1), policy=policy, tables=tables)
     if before:

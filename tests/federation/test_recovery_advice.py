@@ -118,7 +118,7 @@ def test_what_fails_before_any_work_is_resumed_under_masks_too(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("code", "policy"),
     [
-        ("recipe", Policy(recipes=("fnmf",))),
+        ("method", Policy(methods=("fnmf",))),
         ("rounds", Policy(maximum_rounds=1)),
         ("parties", Policy(minimum_parties=4)),
         ("columns", Policy(columns=("gene-1*",))),

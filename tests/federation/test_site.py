@@ -289,7 +289,7 @@ def test_a_hidden_round_goes_on_with_the_same_company_or_not_at_all(tmp_path, as
 
 
 POLICIES = {
-    "recipe": Policy(recipes=("fnmf",)),
+    "method": Policy(methods=("fnmf",)),
     "rounds": Policy(maximum_rounds=2),
     "rows": Policy(minimum_rows=17),
     "parties": Policy(minimum_parties=4),
@@ -517,8 +517,8 @@ def test_a_site_that_has_lost_everything_but_its_ledger_can_begin_anew(tmp_path)
 def test_a_policy_that_was_tightened_holds_at_once(tmp_path):
     federation = Federation(tmp_path, Experiment("fedavg", 3, 3))
     next(federation.rounds())
-    federation.sites["east"] = federation.site("east", policy=Policy(recipes=("exact",)))
-    with pytest.raises(SiteRefused, match="'recipe'"):
+    federation.sites["east"] = federation.site("east", policy=Policy(methods=("exact",)))
+    with pytest.raises(SiteRefused, match="'method'"):
         list(federation.rounds())
 
 

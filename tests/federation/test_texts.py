@@ -322,7 +322,7 @@ def test_two_sites_do_not_agree_on_words(tmp_path):
         (Policy(columns=("liver",)), "words", "which texts do not have"),
         (Policy(minimum_rows=25), "rows", "24 rows"),
         (Policy(secure_aggregation=True), "masks", "uses plain sums; site.toml requires"),
-        (Policy(recipes=("fedavg",)), "recipe", "'exact'"),
+        (Policy(methods=("fedavg",)), "method", "'exact'"),
         (Policy(privacy=PrivacyBudget(1.0)), "privacy-needed", "but this program"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_table_of_a_message_is_named_by_what_it_is():
 
 
 SITE = """
-recipes = ["exact", "fedavg"]
+methods = ["exact", "fedavg"]
 minimum_rows = 50
 minimum_parties = 3
 maximum_rounds = 200
@@ -207,9 +207,9 @@ def test_plain_values_make_the_same_experiment_at_a_site():
 @pytest.mark.parametrize(
     ("table", "match"),
     [
-        ({"recipe": ["exact"]}, "'recipes'"),
+        ({"recipes": ["exact"]}, "called 'methods' since"),
         ({"minimum_row": 3}, "'minimum_rows'"),
-        ({"recipes": ["exakt"]}, "'exact'"),
+        ({"methods": ["exakt"]}, "'exact'"),
         ({"minimum_rows": 0}, "at least 1"),
         ({"minimum_rows": True}, "whole number"),
         ({"maximum_rounds": "many"}, "whole number"),
@@ -281,8 +281,8 @@ OF_EXPERIMENTS = 'method = "exact"\nrank = 3\nrounds = 2\n'
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
-        (Policy.read, "recipes = ['exakt']", ": recipes has 'exakt'. Did you mean 'exact'?"),
-        (Policy.read, "recipes = 'exact'", ": recipes must be a list of texts; got 'exact'. Correct it there."),
+        (Policy.read, "methods = ['exakt']", ": methods has 'exakt'. Did you mean 'exact'?"),
+        (Policy.read, "methods = 'exact'", ": methods must be a list of texts; got 'exact'. Correct it there."),
         (Policy.read, "maximum_exposure = 'none'", ": maximum_exposure has 'none'. Known are: guess, membership,"),
         (
             Policy.read,

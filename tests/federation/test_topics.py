@@ -112,7 +112,7 @@ def test_defaults_are_those_of_the_estimator():
     assert experiment_of(method="fednmf").fraction == model.participation
 
 
-def test_keys_are_those_of_the_recipes():
+def test_keys_are_those_of_the_methods():
     keys = {"epochs": 3, "batch": 5, "rate": 0.01, "weight_step": "batch", "server": "yogi", "server_rate": 0.1}
     assert experiment_of(method="fednmf", **keys, warm_start_weights=True).program(4) == fednmf(
         2, **keys, warm_start_weights=True
@@ -218,11 +218,11 @@ def test_a_masked_sum_of_fedlda_is_over_all_sites_or_not_formed(tmp_path):
 
 def test_a_site_allows_methods_of_topics_by_name(tmp_path):
     assert set(NAMED) >= {*METHODS, "fednmf", "fednmf-mi", "fedlda"}
-    assert Policy.from_table({"recipes": ["fedlda"]}).recipes == ("fedlda",)
+    assert Policy.from_table({"methods": ["fedlda"]}).methods == ("fedlda",)
     with pytest.raises(ParameterError, match="'fednmf'"):
-        Policy.from_table({"recipes": ["fednfm"]})
-    federation = Counting(tmp_path, experiment_of(method="fednmf"), policy=Policy(recipes=("exact", "fednmf-mi")))
-    with pytest.raises(SiteRefused, match="'recipe'"):
+        Policy.from_table({"methods": ["fednfm"]})
+    federation = Counting(tmp_path, experiment_of(method="fednmf"), policy=Policy(methods=("exact", "fednmf-mi")))
+    with pytest.raises(SiteRefused, match="'method'"):
         list(federation.rounds())
 
 

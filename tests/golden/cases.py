@@ -277,7 +277,7 @@ def at_sites(experiment: Experiment) -> np.ndarray:
     """H of a run in folders that are deleted afterwards."""
     kind = Counting if experiment.is_of_topics else Federation
     with tempfile.TemporaryDirectory() as folder:
-        federation = kind(Path(folder), experiment, policy=Policy(recipes=(*BETWEEN_PARTIES, *ONLY_TEXTS)))
+        federation = kind(Path(folder), experiment, policy=Policy(methods=(*BETWEEN_PARTIES, *ONLY_TEXTS)))
         if experiment.privacy:
             federation.policy, federation.build = Policy(), noisy_plan
         if experiment.is_asynchronous:

@@ -58,7 +58,7 @@ PROGRAMS = {
     ),
     "fnmf by sums": build("fnmf-by-sums", 4, local_steps=5),
     "fnmf personal": replace(
-        build("fnmf-local", 4, local_steps=5, align="assignment"), synchronisation=PersonalComponents()
+        build("fnmf-local", 4, local_steps=5, align="assignment"), synchronization=PersonalComponents()
     ),
     "fedprox": build("fedprox", 4, local_steps=5),
     "ipalm once": build("one-shot-ipalm", 4, local_steps=5),
@@ -175,9 +175,9 @@ def test_alignment_saves_what_averaging_by_position_destroys():
     assert errors["fedprox"] > 2 * errors["exact"]
 
 
-def joined(synchronisation, own, model, W, X=None):
+def joined(synchronization, own, model, W, X=None):
     shard = Shard("p", as_matrix(data() if X is None else X))
-    return synchronisation.begin(shard, W, own, model, accelerated_hals())
+    return synchronization.begin(shard, W, own, model, accelerated_hals())
 
 
 def test_weights_follow_their_components():

@@ -190,7 +190,7 @@ def test_a_kkt_point_is_a_fixed_point(rule):
 def test_penalties_enter_the_normal_equations(rule):
     A, B, F = problem(20, 15, 4)
     penalty, size = Penalty(l1=0.02, l2=0.1), 15
-    direct, _ = rule.step(F, NormalEquations.of(A, B).penalised(penalty, size), rule.init(F))
+    direct, _ = rule.step(F, NormalEquations.of(A, B).penalized(penalty, size), rule.init(F))
     stretched = np.vstack([B.T, np.sqrt(0.1 * size) * np.eye(4)]).T  # ½ l2 ‖F‖² as extra columns
     wide = np.hstack([A, np.zeros((20, 4))])
     by_hand = NormalEquations.of(wide, stretched)

@@ -52,7 +52,7 @@ def costs(target: Array, source: Array, *, unit: bool = False) -> np.ndarray:
 
 def correlations(target: Array, source: Array) -> np.ndarray:
     """Pearson's r of rows over the features (k × k); r = 0 for constant rows."""
-    X, Y = (_standardised(F) for F in _numbers(target, source))
+    X, Y = (_standardized(F) for F in _numbers(target, source))
     return np.asarray(np.clip(X @ Y.T, -ALMOST_ONE, ALMOST_ONE))
 
 
@@ -109,12 +109,12 @@ def _at_norm_one(factor: np.ndarray) -> np.ndarray:
     return np.asarray(values / np.where(sizes > 0, sizes, 1.0))
 
 
-def _standardised(factor: np.ndarray) -> np.ndarray:
+def _standardized(factor: np.ndarray) -> np.ndarray:
     values = _rows_at_one(factor)
-    centred = values - values.mean(axis=1, keepdims=True)
-    sizes = np.linalg.norm(centred, axis=1, keepdims=True)
+    centered = values - values.mean(axis=1, keepdims=True)
+    sizes = np.linalg.norm(centered, axis=1, keepdims=True)
     floor = 1e-12 * np.abs(values).max(axis=1, keepdims=True, initial=0.0) * np.sqrt(values.shape[1])
-    return np.where(sizes > floor, centred / np.where(sizes > floor, sizes, 1.0), 0.0)
+    return np.where(sizes > floor, centered / np.where(sizes > floor, sizes, 1.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +235,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The permutation that minimises ½‖target − P·source‖²: maximise ⟨P, target·sourceᵀ⟩ (LAP, D₁).
+    """The permutation that minimizes ½‖target − P·source‖²: maximize ⟨P, target·sourceᵀ⟩ (LAP, D₁).
 
     With `unit`, rows are compared at norm 1, so components match by direction regardless of scale.
     O(k²m + k³), by scipy.optimize.linear_sum_assignment.
@@ -288,20 +288,20 @@ def significant(r: np.ndarray, n_features: int, level: float, bonferroni: bool) 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Every row is the mean of its `neighbours` nearest source rows; several rows may share a neighbour."""
+    """Every row is the mean of its `neighbors` nearest source rows; several rows may share a neighbor."""
 
     is_partial: ClassVar[bool] = False
-    neighbours: int = 1
+    neighbors: int = 1
     unit: bool = False
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1:
-            raise ParameterError(f"neighbours must be at least 1; got {self.neighbours}.")
+        if self.neighbors < 1:
+            raise ParameterError(f"neighbors must be at least 1; got {self.neighbors}.")
 
     def plan(self, target: Array, source: Array) -> SoftPlan:
         """P with rows that sum to 1; ties go to the first row."""
         cost = costs(target, source, unit=self.unit)
-        count = min(self.neighbours, len(cost))
+        count = min(self.neighbors, len(cost))
         chosen = np.argsort(cost, axis=1, kind="stable")[:, :count]
         P = np.zeros_like(cost)
         np.put_along_axis(P, chosen, 1.0 / count, axis=1)

@@ -182,7 +182,7 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Hierarchical:
-    """A balanced tree: neighbours are merged with P = align(A, B), level by level.
+    """A balanced tree: neighbors are merged with P = align(A, B), level by level.
 
         row l of the merged ← (v_A A + P (v_B B))_l / (v_A + P v_B)_l,   v: the weight of each row, Σ_j w_j (P_j 1)
 
@@ -290,7 +290,7 @@ def _size(A: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class KMeans:
-    """The k centres of Lloyd's algorithm on the c·k stacked rows, with k-means++ (Arthur & Vassilvitskii, 2007).
+    """The k centers of Lloyd's algorithm on the c·k stacked rows, with k-means++ (Arthur & Vassilvitskii, 2007).
 
     Rows of one matrix may fall into the same cluster: this is not an alignment.
     """
@@ -303,27 +303,27 @@ class KMeans:
             raise ParameterError(f"iterations must be at least 1; got {self.iterations}.")
 
     def solve(self, matrices: Sequence[Array]) -> np.ndarray:
-        """Return the centres (k × m) of the rows of matrices (each k × m)."""
+        """Return the centers (k × m) of the rows of matrices (each k × m)."""
         (rows, power), k = _stacked(matrices), len(matrices[0])
-        centres = _spread_out(rows, k, stream(self.seed, "barycenter", "k-means"))
+        centers = _spread_out(rows, k, stream(self.seed, "barycenter", "k-means"))
         owner = np.full(len(rows), -1)
         for _ in range(self.iterations):
-            nearest = np.argmin(squared_distances(rows, centres), axis=1)
+            nearest = np.argmin(squared_distances(rows, centers), axis=1)
             if (nearest == owner).all():
                 break
             owner = nearest
             for j in range(k):
                 if (owner == j).any():
-                    centres[j] = rows[owner == j].mean(axis=0)
-        return np.ldexp(centres, power)
+                    centers[j] = rows[owner == j].mean(axis=0)
+        return np.ldexp(centers, power)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        return _centres_message(self.solve([upload["H"] for upload in uploads]), uploads)
+        return _centers_message(self.solve([upload["H"] for upload in uploads]), uploads)
 
 
 @dataclass(frozen=True, slots=True)
 class FuzzyCMeans:
-    """Centres c_l = Σ u_il² v_i / Σ u_il² with memberships u_il = 1 / Σ_r (‖v_i − c_l‖/‖v_i − c_r‖)² (Dunn, 1974)."""
+    """Centers c_l = Σ u_il² v_i / Σ u_il² with memberships u_il = 1 / Σ_r (‖v_i − c_l‖/‖v_i − c_r‖)² (Dunn, 1974)."""
 
     iterations: int = 100
     tol: float = 1e-6
@@ -334,20 +334,20 @@ class FuzzyCMeans:
             raise ParameterError(f"FuzzyCMeans needs iterations ≥ 1 and tol ≥ 0; got {self}.")
 
     def solve(self, matrices: Sequence[Array]) -> np.ndarray:
-        """Return the centres (k × m) of the rows of matrices (each k × m)."""
+        """Return the centers (k × m) of the rows of matrices (each k × m)."""
         (rows, power), k = _stacked(matrices), len(matrices[0])
-        centres = _spread_out(rows, k, stream(self.seed, "barycenter", "fuzzy"))
+        centers = _spread_out(rows, k, stream(self.seed, "barycenter", "fuzzy"))
         floor = 1e-12 * float(np.square(rows).mean(axis=0).sum() or 1.0)
         for _ in range(self.iterations):
-            closeness = 1.0 / np.maximum(squared_distances(rows, centres), floor)
+            closeness = 1.0 / np.maximum(squared_distances(rows, centers), floor)
             shares = np.square(closeness / closeness.sum(axis=1, keepdims=True))
-            before, centres = centres, (shares.T @ rows) / shares.sum(axis=0)[:, None]
-            if np.linalg.norm(centres - before) <= self.tol * np.linalg.norm(before):
+            before, centers = centers, (shares.T @ rows) / shares.sum(axis=0)[:, None]
+            if np.linalg.norm(centers - before) <= self.tol * np.linalg.norm(before):
                 break
-        return np.ldexp(centres, power)
+        return np.ldexp(centers, power)
 
     def __call__(self, uploads: Sequence[Message], model: Message) -> Message:
-        return _centres_message(self.solve([upload["H"] for upload in uploads]), uploads)
+        return _centers_message(self.solve([upload["H"] for upload in uploads]), uploads)
 
 
 def _spread_out(rows: np.ndarray, k: int, draw: np.random.Generator) -> np.ndarray:
@@ -369,8 +369,8 @@ def _stacked(matrices: Sequence[Array]) -> tuple[np.ndarray, int]:
     return np.ldexp(rows, -power), power
 
 
-def _centres_message(centres: np.ndarray, uploads: Sequence[Message]) -> Message:
-    H = kernels.of(uploads[0]["H"]).cast(centres, uploads[0]["H"])
+def _centers_message(centers: np.ndarray, uploads: Sequence[Message]) -> Message:
+    H = kernels.of(uploads[0]["H"]).cast(centers, uploads[0]["H"])
     return Message({"H": H}, sum(upload.weight for upload in uploads))
 
 

@@ -190,7 +190,7 @@ def _kept(ranks: Sequence[int], n: int) -> list[int]:
     """Choose how many components of each round are fitted; the others are held out and predicted.
 
     A tenth of the rounds is held out, at least one, evenly spaced: the last rounds of a converging solver resemble
-    their neighbours, and predicting them proves little. If Σk(k+1) ≥ n(n+1) needs these rounds, single components are
+    their neighbors, and predicting them proves little. If Σk(k+1) ≥ n(n+1) needs these rounds, single components are
     held out instead, as many as the bound allows.
     """
     count = max(1, int(HELD_OUT * len(ranks)))

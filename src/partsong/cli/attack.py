@@ -269,7 +269,7 @@ class Recorded:
 def estimator_of(folder: Path) -> FederatedNMF:
     """Build the estimator of a recorded run from its settings.json; invalid settings are a FormatError."""
     path, written = folder / SETTINGS, RunFolder(folder).settings()
-    if written.get("method") == "centralised":
+    if written.get("method") == "centralized":
         raise FileError(f"{folder}: a fit of one table, which sends nothing. Pass the run folder of a fit of parts.")
     if "threads" in written:
         raise FormatError(f"{path}: another version of partsong recorded this run. Attack it with that version.")

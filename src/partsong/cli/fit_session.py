@@ -74,7 +74,7 @@ FINISHING = (
     "Interrupted: the model is saved after this iteration. Press Ctrl-C again to save the model of the previous "
     "iteration, if there is one, and a third time to quit."
 )
-CENTRALISED = "centralised"
+CENTRALIZED = "centralized"
 MAY_CHANGE = frozenset({"tol", "max_iter", "rounds", "on_party_error"})
 """Settings that may change when a run is resumed. The noise of a private run is calibrated to its rounds."""
 
@@ -186,8 +186,8 @@ def resume_options(options: FitOptions, given: Collection[str], saved: SavedRun,
             f"{options.resume}: another version of partsong wrote this checkpoint. Resume the run with that "
             "version, or start a new run."
         )
-    if (stored["method"] == CENTRALISED) != (kind == TABLE):
-        here = CENTRALISED if kind == TABLE else options.method
+    if (stored["method"] == CENTRALIZED) != (kind == TABLE):
+        here = CENTRALIZED if kind == TABLE else options.method
         raise different_run_error(options.resume, [describe_difference("method", stored["method"], here)])
     others = {name: getattr(options, name, None) for name in sorted(given) if name in stored and name not in MAY_CHANGE}
     differing = {name: here for name, here in others.items() if here != stored[name]}

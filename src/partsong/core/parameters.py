@@ -208,7 +208,7 @@ class Choice:
         if self._is_one(value) or self.name_of(value) is not None:
             return value
         reason = f" {self.reason}" if self.reason else ""
-        message = f"{name} is {str(value)[:60]!r}. {suggest_name(str(value), self.values)}{reason}"
+        message = f"{name} is {str(value)[:60]!r}. {suggest_name(str(value), self.values, name)}{reason}"
         raise ParameterError(message, parameter=name)
 
     def _is_one(self, value: Any) -> bool:
@@ -354,12 +354,12 @@ def require_known_keys(table: Mapping[str, Any], known: Collection[str], where: 
     return table
 
 
-def suggest_name(word: str, known: Collection[str]) -> str:
-    """Suggest the name that may be meant, and list all known names."""
+def suggest_name(word: str, known: Collection[str], parameter: str = "") -> str:
+    """Suggest the name that may be meant, and list all known names; `parameter`: whose value the word is."""
     if not known:
         return "There are none yet."
     near = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.4)
-    guess = renamed.hint(word, known) or (f"Did you mean {near[0]!r}? " if near else "")
+    guess = renamed.hint(word, known, parameter) or (f"Did you mean {near[0]!r}? " if near else "")
     return f"{guess}Known are: {', '.join(known)}."
 
 

@@ -17,8 +17,11 @@ PARAMETERS = MappingProxyType(
         "max_share": "max_df",
         "longest_word": "max_word_bytes",
         "fits_first": "warm_start_weights",
+        "synchronisation": "synchronization",
     }
 )
+SITE_SETTINGS = MappingProxyType({"recipes": "methods"})
+"""Keys of site.toml."""
 VALUES = MappingProxyType(
     {
         "method": METHODS,
@@ -29,6 +32,8 @@ VALUES = MappingProxyType(
     }
 )
 """Values by the present name of their parameter."""
+STORED_VALUES = MappingProxyType({**VALUES, "method": {**METHODS, "centralised": "centralized"}})
+"""The same in files, with a value that only partsong writes."""
 
 OPTIONS = MappingProxyType(
     {
@@ -42,17 +47,28 @@ OPTIONS = MappingProxyType(
         "--max-share": "--max-df",
         "--longest-word": "--max-word-bytes",
         "--fits-first": "--warm-start-weights",
+        "--synchronisation": "--synchronization",
     }
 )
 COMMANDS = MappingProxyType({"secret": "shared-key"})
 
-_NAMES = {**METHODS, **PARAMETERS, **{old: new for values in VALUES.values() for old, new in values.items()}}
+_NAMES = {
+    **METHODS,
+    **PARAMETERS,
+    **SITE_SETTINGS,
+    **{old: new for values in VALUES.values() for old, new in values.items()},
+}
 
 
-def hint(name: str, known: Any) -> str:
-    """Return a sentence on what an old name is called now, if that is one of the known names; else an empty text."""
-    new = _NAMES.get(name)
-    return f"It is called {new!r} since version 0.2.0. " if new is not None and new in known else ""
+def hint(name: str, known: Any, parameter: str = "") -> str:
+    """Return a sentence on what an old name is called now, if that is one of the known names; else an empty text.
+
+    An old value of a `parameter` has its new name even where that is not among the known ones.
+    """
+    new = VALUES.get(parameter, {}).get(name)
+    if new is None and _NAMES.get(name) in known:
+        new = _NAMES[name]
+    return "" if new is None else f"It is called {new!r} since version 0.2.0. "
 
 
 def translate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,4 +80,4 @@ def translate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _translate(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):  # method_options
         return translate_settings(value)
-    return VALUES[name].get(value, value) if name in VALUES and isinstance(value, str) else value
+    return STORED_VALUES[name].get(value, value) if name in STORED_VALUES and isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Centred data, accessed through products: nothing is copied, and sparse data stay sparse."""
+"""Centered data, accessed through products: nothing is copied, and sparse data stay sparse."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class StatusCard:
     FORMAT: ClassVar[struct.Struct] = struct.Struct("<BQQQQdQ")
 
     def to_bytes(self) -> bytes:
-        """Serialise."""
+        """Serialize."""
         counts = (self.size, self.faults, self.upload_bytes, self.form)
         return self.FORMAT.pack(self.status, *counts, self.norm, self.first)
 

@@ -61,7 +61,7 @@ NEGLIGIBLE = (1e-6, 1e-3)
 class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Non-negative matrix factorization X ≈ W H with scikit-learn's interface.
 
-    minimise ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
+    minimize ½‖X − W H‖² + m (α_W ρ ‖W‖₁ + ½ α_W (1−ρ) ‖W‖²) + n (α_H ρ ‖H‖₁ + ½ α_H (1−ρ) ‖H‖²),   W, H ≥ 0
 
     with X (n × m) and ρ = `l1_ratio`. Dense arrays in C or F order, CSR, CSC and memory maps are used without a copy;
     float32 stays float32. Data frames keep their column names; dense torch tensors are converted to NumPy.
@@ -240,7 +240,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if not isinstance(solver, str) and is_game(solver):
             name, parts = "game", solver.settings()
         return {
-            "method": "centralised",
+            "method": "centralized",
             "solver": name,
             **parts,
             "init": self.init or "auto",
@@ -262,7 +262,7 @@ class NMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def from_settings(cls, settings: Mapping[str, Any]) -> NMF:
         """Return an unfitted estimator with the settings of a fit; invalid settings get their defaults."""
         estimator, names = cls(), list[str]()
-        if settings.get("method") == "centralised":
+        if settings.get("method") == "centralized":
             names = [*SETTINGS_IN_FILES]
         elif settings.get("method") == "game" and settings.get("missing") == "ignore":
             settings, names = {**settings, "solver": "game"}, ["solver", "missing"]

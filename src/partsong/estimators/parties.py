@@ -229,7 +229,7 @@ def weights_by_party(transform: Transform, X: Any, names: Any, here: Sequence[st
 
 
 def weights_by_row(transform: Transform, X: Any, parties: Any, here: Sequence[str]) -> Any:
-    """Return W in the order of the rows of one labelled matrix; NaN for parties that are not `here`."""
+    """Return W in the order of the rows of one labeled matrix; NaN for parties that are not `here`."""
     is_here = np.isin(np.array(_row_labels(X, parties)), here)
     if is_here.all():
         return transform(X)

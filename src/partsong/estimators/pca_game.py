@@ -36,7 +36,7 @@ BATCH_DECAY = 0.03
 
 
 class PCAGame(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Principal component analysis as a game (EigenGame): player i owns a unit vector v_i and maximises
+    """Principal component analysis as a game (EigenGame): player i owns a unit vector v_i and maximizes
 
     u_i = ⟨v_i, M v_i⟩ − Σ_{l<i} ⟨v_i, M v_l⟩² / ⟨v_l, M v_l⟩,     M = X_cᵀ X_c / n,
 

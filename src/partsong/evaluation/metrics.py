@@ -48,7 +48,7 @@ def potential(
     strength: float,
     align: Alignment = Assignment(),
 ) -> float:
-    """Σ_j ½‖X_j − W_jH_j‖² + ½γ Σ_l w_l ‖(H_j)_l − (P_jH)_l / w_l‖², w = P_j 1: what the parties of FNMF minimise
+    """Σ_j ½‖X_j − W_jH_j‖² + ½γ Σ_l w_l ‖(H_j)_l − (P_jH)_l / w_l‖², w = P_j 1: what the parties of FNMF minimize
     together (Theorem 2, where all w_l = 1).
 
     γ = `strength` and P_j = align(H_j, H) are those of the pull. A row of H_j is pulled by its weight w_l towards the

@@ -77,7 +77,7 @@ ENDS = ("time_budget", "tol")
 class RunRequest:
     """What an experiment requests from a site: method, rank, rounds, parties in a sum, secure aggregation."""
 
-    recipe: str
+    method: str
     rank: int
     rounds: int
     parties: int

@@ -91,7 +91,7 @@ class Policy:
     does not record their number.
     """
 
-    recipes: tuple[Annotated[str, one_of(METHODS)], ...] = UNNAMED
+    methods: tuple[Annotated[str, one_of(METHODS)], ...] = UNNAMED
     minimum_rows: Positive | None = None
     minimum_parties: Positive = 2
     maximum_rounds: Positive = 1000
@@ -127,8 +127,8 @@ class Policy:
 
     def require(self, request: RunRequest, rows: int) -> None:
         """Refuse what the site does not allow. The reason contains local values and stays at the site."""
-        if request.recipe not in self.recipes:
-            raise RequestRefused("recipe", f"The run uses {request.recipe!r}; allowed: {', '.join(self.recipes)}.")
+        if request.method not in self.methods:
+            raise RequestRefused("method", f"The run uses {request.method!r}; allowed: {', '.join(self.methods)}.")
         if request.rounds > self.maximum_rounds:
             raise RequestRefused("rounds", f"The run has {request.rounds} rounds; allowed: {self.maximum_rounds}.")
         if self.secure_aggregation and not request.secure_aggregation:
@@ -176,7 +176,7 @@ class Policy:
 POLICY = """# The rules of this site for runs. Only the site reads this file, and no message can change it.
 # Remove the leading # to set a line. An unknown key is an error.
 
-# recipes = ["exact", "fedavg"]     # methods allowed; default: all but secure-dsanls
+# methods = ["exact", "fedavg"]     # methods allowed; default: all but secure-dsanls
 # minimum_rows = 100                # default: twice the rank where uploads are visible one by one;
                                     # not allowed with a row-level budget: a refusal would reveal the row count
 minimum_parties = 3                 # sums over fewer sites are refused

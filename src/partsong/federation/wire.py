@@ -350,7 +350,7 @@ CODES: Mapping[str, tuple[str, str]] = {
         "until its steward has repaired them",
         RESUME,
     ),
-    "recipe": ("the site's policy does not allow this recipe", CHANGE_POLICY),
+    "method": ("the site's policy does not allow this method", CHANGE_POLICY),
     "rounds": ("the site's policy allows fewer rounds", CHANGE_POLICY),
     "runs": ("the site's policy allows no further run", CHANGE_POLICY),
     "rows": ("the site has fewer rows than its policy requires", CHANGE_POLICY),

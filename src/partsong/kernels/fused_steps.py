@@ -42,7 +42,7 @@ class StepRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
-    """A proximal term on Hᵀ (m × k) that is constant for several steps; `centre` is m × k, `weights` k.
+    """A proximal term on Hᵀ (m × k) that is constant for several steps; `center` is m × k, `weights` k.
 
     "alone"               none
     "damped"              ½μ‖H − C‖² in the equations, μ = strength · ‖gram‖₂
@@ -53,7 +53,7 @@ class Pull:
 
     kind: str = "alone"
     strength: float = 0.0
-    centre: Any = None
+    center: Any = None
     weights: Any = None
 
 
@@ -137,33 +137,33 @@ def _shift(gram, cross, squared, linear):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def _damp(gram, cross, mu, centre):  # type: ignore[no-untyped-def]
-    """gram + mu·I and cross + mu·centre, in place."""
+def _damp(gram, cross, mu, center):  # type: ignore[no-untyped-def]
+    """gram + mu·I and cross + mu·center, in place."""
     for j in range(gram.shape[0]):
         gram[j, j] += mu
     for i in range(cross.shape[0]):
         for j in range(cross.shape[1]):
-            cross[i, j] += mu * centre[i, j]
+            cross[i, j] += mu * center[i, j]
 
 
 @compiled(fastmath=FAST)
-def _mix(F, strength, centre, weights):  # type: ignore[no-untyped-def]
-    """(F + strength·centre) / (1 + strength·weights), in place; tiny values become zero."""
+def _mix(F, strength, center, weights):  # type: ignore[no-untyped-def]
+    """(F + strength·center) / (1 + strength·weights), in place; tiny values become zero."""
     zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
-            moved = (F[i, j] + strength * centre[i, j]) / (1 + strength * weights[j])
+            moved = (F[i, j] + strength * center[i, j]) / (1 + strength * weights[j])
             F[i, j] = moved if moved >= least else zero
 
 
 @compiled(fastmath=FAST)
-def _descend_towards(F, product, cross, eta, strength, centre, weights):  # type: ignore[no-untyped-def]
-    """max(0, (F − eta (product − cross) + eta·strength·centre) / (1 + eta·strength·weights)), in place."""
+def _descend_towards(F, product, cross, eta, strength, center, weights):  # type: ignore[no-untyped-def]
+    """max(0, (F − eta (product − cross) + eta·strength·center) / (1 + eta·strength·weights)), in place."""
     zero, least = F.dtype.type(0), F.dtype.type(VANISHING * np.finfo(F.dtype).tiny)
     pull = eta * strength
     for i in range(F.shape[0]):
         for j in range(F.shape[1]):
-            moved = F[i, j] - eta * (product[i, j] - cross[i, j]) + pull * centre[i, j]
+            moved = F[i, j] - eta * (product[i, j] - cross[i, j]) + pull * center[i, j]
             F[i, j] = moved / (1 + pull * weights[j]) if moved >= least else zero
 
 
@@ -207,24 +207,24 @@ def _prepare(gram, inverse, v, rule, inertia):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def _step_columns(Ht, before, gram, inverse, cross, product, v, method, pull, centre, weights):  # type: ignore[no-untyped-def]
+def _step_columns(Ht, before, gram, inverse, cross, product, v, method, pull, center, weights):  # type: ignore[no-untyped-def]
     """One step of Hᵀ with its pull, in place; gram and cross are overwritten."""
     rule, sweeps, inertia = method
     kind, strength = pull
     amount = Ht.dtype.type(strength)
     if kind == DAMPED or kind == DAMPED_ABSOLUTELY:
         size = 1.0 if kind == DAMPED_ABSOLUTELY else largest_eigenvalue(gram, v)
-        _damp(gram, cross, Ht.dtype.type(strength * size), centre)
+        _damp(gram, cross, Ht.dtype.type(strength * size), center)
     eta = Ht.dtype.type(_prepare(gram, inverse, v, rule, inertia))
     if kind == PROXIMAL:
         if inertia > 0:
             _lean(Ht, before, Ht.dtype.type(inertia))
         np.dot(Ht, gram, product)
-        _descend_towards(Ht, product, cross, eta, amount, centre, weights)
+        _descend_towards(Ht, product, cross, eta, amount, center, weights)
         return
     _move(Ht, before, gram, inverse, cross, product, rule, Ht.dtype.type(inertia), eta, sweeps)
     if kind == MIXED:
-        _mix(Ht, amount, centre, weights)
+        _mix(Ht, amount, center, weights)
 
 
 @compiled(fastmath=FAST, inline="always")
@@ -247,7 +247,7 @@ def _gram(F, out, piece, sums):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def steps_on_dense(X, W, W_before, Ht, Ht_before, steps, method, penalties, pull, centre, weights, height):  # type: ignore[no-untyped-def]
+def steps_on_dense(X, W, W_before, Ht, Ht_before, steps, method, penalties, pull, center, weights, height):  # type: ignore[no-untyped-def]
     """`steps` times: a step of W (n × k) from X Hᵀ, then one of Hᵀ (m × k) from XᵀW, in place.
 
     `method` is a rule, its sweeps and its inertia, `pull` a kind and a strength; tiles have `height` rows.
@@ -281,7 +281,7 @@ def steps_on_dense(X, W, W_before, Ht, Ht_before, steps, method, penalties, pull
         _copy(sums, gram)
         _transpose(total, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
-        _step_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
+        _step_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, center, weights)
 
 
 @compiled(fastmath=FAST)
@@ -293,7 +293,7 @@ def _transpose(A, out):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, steps, method, penalties, pull, centre, weights):  # type: ignore[no-untyped-def]
+def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, steps, method, penalties, pull, center, weights):  # type: ignore[no-untyped-def]
     """The same for rows in CSR form, with the CSR form of the transpose: index pointers, indices, values."""
     rule, sweeps, inertia = method
     (n, k), m = W.shape, Ht.shape[0]
@@ -311,7 +311,7 @@ def steps_on_sparse(by_row, by_column, W, W_before, Ht, Ht_before, steps, method
         _gram(W, gram, piece, sums)
         gather_rows(by_column[0], by_column[1], by_column[2], W, 0, cross[:m])
         _shift(gram, cross[:m], penalties[3], penalties[2])
-        _step_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, centre, weights)
+        _step_columns(Ht, Ht_before, gram, inverse, cross[:m], product[:m], v_H, method, pull, center, weights)
 
 
 def run_on_dense(
@@ -345,6 +345,6 @@ def _as_numbers(steps: FusedSteps, Ht: np.ndarray) -> tuple[Any, ...]:
     rule, pull = steps.rule, steps.pull
     method = RULES.index(rule.kind), rule.sweeps, float(rule.inertia)
     penalties = float(steps.l1_W), float(steps.l2_W), float(steps.l1_H), float(steps.l2_H)
-    centre = np.empty((0, 0), Ht.dtype) if pull.centre is None else np.array(pull.centre, Ht.dtype, order="C")
+    center = np.empty((0, 0), Ht.dtype) if pull.center is None else np.array(pull.center, Ht.dtype, order="C")
     weights = np.empty(0, Ht.dtype) if pull.weights is None else np.array(pull.weights, Ht.dtype)
-    return steps.count, method, penalties, (PULLS.index(pull.kind), float(pull.strength)), centre, weights
+    return steps.count, method, penalties, (PULLS.index(pull.kind), float(pull.strength)), center, weights

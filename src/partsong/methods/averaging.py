@@ -226,7 +226,7 @@ class LocalAveraging(ProgramBase):
     proximal term is off in the first `uncoupled_rounds` rounds, when there is no useful model yet. With an aligned
     upload each round takes `sweeps` exchanges; parties iterate in the first only. Never sent: X_p, W_p.
 
-    With a `sketch`, each local step of H minimises ½‖SᵀX_p − SᵀW_p H‖² for a fresh S (n_p × d), drawn from the party's
+    With a `sketch`, each local step of H minimizes ½‖SᵀX_p − SᵀW_p H‖² for a fresh S (n_p × d), drawn from the party's
     own secret, so nobody else can draw it; steps of W stay exact. With one participant per round and a `Relaxation`
     this is Asyn-SD and, sketched, Asyn-SSD-V (Qian et al., 2020, Alg. 6 and 7), where U is H and V is W.
 
@@ -241,7 +241,7 @@ class LocalAveraging(ProgramBase):
     aggregation: Aggregation = WeightedMean()
     server_update: ServerUpdate = Replace()
     coupling: Coupling = NoCoupling()
-    synchronisation: AdoptModel | PersonalComponents = AdoptModel()
+    synchronization: AdoptModel | PersonalComponents = AdoptModel()
     upload: WholeUpload | AlignedUpload = WholeUpload()
     uncoupled_rounds: int = 0
     sweeps: int = 1
@@ -306,7 +306,7 @@ class LocalAveraging(ProgramBase):
             Ht = start.columns(shard, model_Ht, self.rank)
             W = start.weights(shard, Ht, self.solver)
         else:
-            Ht, W = self.synchronisation.begin(shard, party.W, party.Ht, model_Ht, self.solver)
+            Ht, W = self.synchronization.begin(shard, party.W, party.Ht, model_Ht, self.solver)
         if self.game is not None:
             return self._play_game(shard, party, W, Ht, number)
         rows = RowState(W, None, replace(rule.init(W), count=party.count, scale=party.scale_W))

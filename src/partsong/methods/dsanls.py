@@ -93,7 +93,7 @@ class DsanlsIteration:
     def row_step(self, party: DsanlsPartyState, B: Array) -> DsanlsPartyState:
         """W_r ← rule(W_r; B Bᵀ, X[I_r] S Bᵀ) for B = H S (k × d), one block of rows at a time."""
         (gram, Bt), penalty, m = _gram(self.matrix.native(B)), self.solver.penalty_W, self.matrix.shape[1]
-        shared, shift = NormalEquations(gram, gram).penalised(penalty, m).gram, penalty.l1 * m
+        shared, shift = NormalEquations(gram, gram).penalized(penalty, m).gram, penalty.l1 * m
         on, rule = kernels.of(Bt), self.solver.rule
         norm = cache(lambda: on.largest_eigenvalue(shared))
         memory = rule.init(party.W) if party.memory_W is None else party.memory_W
@@ -118,7 +118,7 @@ class DsanlsIteration:
         """H_r ← rule(H_r; B'B'ᵀ, X[:, J_r]ᵀ S' B'ᵀ) for B' = Wᵀ S' (k × d')."""
         gram, Bt = _gram(self.matrix.native(B))
         cross = crossing.transposed_times(self._S("H", party), self.matrix.column_block, Bt)
-        equations = NormalEquations(gram, cross).penalised(self.solver.penalty_H, self.matrix.n_rows)
+        equations = NormalEquations(gram, cross).penalized(self.solver.penalty_H, self.matrix.n_rows)
         memory = self.solver.rule.init(party.Ht_block) if party.memory_H is None else party.memory_H
         Ht, after = self.solver.rule.step(party.Ht_block, equations, memory)
         return replace(party, Ht_block=self._capped(Ht), memory_H=after)

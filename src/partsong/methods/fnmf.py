@@ -27,7 +27,7 @@ Align = Annotated[Alignment, ALIGNMENTS]
 OwnAlign = Annotated[Alignment | None, ALIGNMENTS]
 Variant = Annotated[str, Choice.of(ROBUST, PAPER)]
 Barycenters = Annotated[type, BARYCENTERS]
-Synchronisation = Annotated[str, Choice.of("overwrite", PERSONAL)]
+Synchronization = Annotated[str, Choice.of("overwrite", PERSONAL)]
 Strength = Annotated[float | None, AtLeast(0)]
 Every = Annotated[int | None, Whole()]
 
@@ -44,7 +44,7 @@ def fnmf_local(
     every: Every = None,
     variant: Variant = ROBUST,
     barycenter: Barycenters = FixedPoint,
-    synchronisation: Synchronisation = "overwrite",
+    synchronization: Synchronization = "overwrite",
     init_mode: InitMode = LOCAL_INIT,
 ) -> LocalAveraging:
     """Parties iterate for long local phases; the server matches their components before averaging.
@@ -55,7 +55,7 @@ def fnmf_local(
     `variant="robust"` therefore permutes W along with its components when H is overwritten, adds the proximal term
     from the second round on, and starts the barycenter from the previous model. `"paper"` does none of these.
 
-    With `synchronisation="personal"`, components with a partner in the shared model take its values, in the party's
+    With `synchronization="personal"`, components with a partner in the shared model take its values, in the party's
     order, and the others are kept: better for local models, worse for the shared one.
 
     Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
@@ -74,7 +74,7 @@ def fnmf_local(
         init_mode,
         _barycenter(barycenter, at_server, is_paper),
         coupling=AlignedProximalTerm(pull, at_party, every=pause),
-        synchronisation=PersonalComponents() if synchronisation == PERSONAL else overwrite,
+        synchronization=PersonalComponents() if synchronization == PERSONAL else overwrite,
         uncoupled_rounds=0 if is_paper else 1,
     )
 
@@ -106,19 +106,19 @@ def fnmf_paper(problem: Problem, *, align: Align = Assignment(), **options: Any)
     return fnmf_local(problem, align=align, variant=PAPER, **options)
 
 
-@method("fnmf-personal", extends=fnmf_local, without=("synchronisation", "variant"), compared_rounds=10)
+@method("fnmf-personal", extends=fnmf_local, without=("synchronization", "variant"), compared_rounds=10)
 def fnmf_personal(problem: Problem, **options: Any) -> LocalAveraging:
     """Like fnmf-local, but each party keeps its components without a partner in the shared model.
 
     Sent per round and party: H_p (k × m) and n_p. Never sent: X_p, W_p.
     """
-    return fnmf_local(problem, synchronisation=PERSONAL, **options)
+    return fnmf_local(problem, synchronization=PERSONAL, **options)
 
 
 @method(
     "fnmf-by-sums",
     extends=fnmf_local,
-    without=("client_align", "server_align", "barycenter", "synchronisation"),
+    without=("client_align", "server_align", "barycenter", "synchronization"),
     compared_rounds=10,
     counts_exchanges=True,
 )

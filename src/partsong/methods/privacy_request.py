@@ -51,7 +51,7 @@ class PartyPrivacy:
     kind : {"gaussian", "laplace"}, default="gaussian"
         Noise mechanism; "laplace" clips and adds noise by the L1 norm.
     relation : {"replace", "zero-out"}, default="replace"
-        Neighbouring datasets: all data of one party are replaced by any other data, or its contribution by zero. The
+        Neighboring datasets: all data of one party are replaced by any other data, or its contribution by zero. The
         second needs half the noise and is half the guarantee.
     noise_multiplier : float or None, default=None
         Use this noise, and end before the round that would exceed `epsilon`. None calibrates the noise to the rounds.
@@ -102,7 +102,7 @@ class RowPrivacy:
     delta : float, default=1e-5
         Probability with which the guarantee may fail.
     relation : {"add-or-remove", "replace"}, default="add-or-remove"
-        Neighbouring datasets: one row more or less, or one row replaced, with a public number of rows.
+        Neighboring datasets: one row more or less, or one row replaced, with a public number of rows.
     noise_multiplier : float or None, default=None
         Use this noise, and end before the round that would exceed `epsilon`. None calibrates the noise to the rounds.
     spent : Accounts, default=Accounts()

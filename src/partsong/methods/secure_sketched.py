@@ -144,7 +144,7 @@ class SketchedAveraging(ProgramBase):
         S = self._shared_sketch(party, shard.matrix.shape[1], "start")
         equations = _for_rows(shard, S, Ht.T if S is None else S.sketch_transposed(Ht))
         W = first_rows(equations)
-        W, rows = rule.step(W, equations.penalised(self.solver.penalty_W, shard.matrix.shape[1]), rule.init(W))
+        W, rows = rule.step(W, equations.penalized(self.solver.penalty_W, shard.matrix.shape[1]), rule.init(W))
         return replace(party, W=W, rows=replace(rows, count=0))
 
     def _row_step(
@@ -152,7 +152,7 @@ class SketchedAveraging(ProgramBase):
     ) -> SketchedAveragingPartyState:
         m = shard.matrix.shape[1]
         S = self._shared_sketch(party, m, step)
-        equations = _for_rows(shard, S, model["H" if S is None else "sketch"]).penalised(self.solver.penalty_W, m)
+        equations = _for_rows(shard, S, model["H" if S is None else "sketch"]).penalized(self.solver.penalty_W, m)
         W, rows = self.solver.rule.step(party.W, equations, party.rows)
         return replace(party, W=W, rows=rows)
 
@@ -163,7 +163,7 @@ class SketchedAveraging(ProgramBase):
         else:
             S = self.rows_sketch.draw(n, self.rank, shard.secret, "S1", shard.name, step)
             equations = sketched_columns(matrix, S, party.W)
-        Ht, columns = self.solver.rule.step(party.Ht, equations.penalised(self.solver.penalty_H, n), party.columns)
+        Ht, columns = self.solver.rule.step(party.Ht, equations.penalized(self.solver.penalty_H, n), party.columns)
         return replace(party, Ht=Ht, columns=columns)
 
     def _shared_sketch(self, party: SketchedAveragingPartyState, m: int, step: int | str) -> Operator | None:
@@ -361,7 +361,7 @@ class SketchedSums(ProgramBase):
         if W is None:
             W = first_rows(equations)
             memory = self.solver.rule.init(W)
-        return self.solver.rule.step(W, equations.penalised(self.solver.penalty_W, m), memory)
+        return self.solver.rule.step(W, equations.penalized(self.solver.penalty_W, m), memory)
 
     def _require_budget(self, shard: Shard, party: SketchedSumsPartyState, turn: int, total_rows: int) -> None:
         """Check the limit before computing anything of this exchange.
@@ -390,7 +390,7 @@ class SketchedSums(ProgramBase):
             return after, _broadcast(after)
         A, B = aggregate["data"], aggregate["weights"]
         Ht = kernels.of(A).cast(kernels.of(server.Ht).to_numpy(server.Ht), A)
-        equations = NormalEquations.of(A, B).penalised(self.solver.penalty_H, server.rows)
+        equations = NormalEquations.of(A, B).penalized(self.solver.penalty_H, server.rows)
         Ht, memory = self.solver.rule.step(Ht, equations, server.memory)
         after = replace(server, Ht=Ht, memory=memory, turn=server.turn + 1)
         return after, _broadcast(after)

@@ -32,7 +32,7 @@ TABLE: dict[str, Entry] = {
         "Parties iterate for long local phases; the server matches their components before averaging.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "variant",
-            "barycenter", "synchronisation", "init_mode",
+            "barycenter", "synchronization", "init_mode",
         ),
     ),
     "fnmf": Entry(
@@ -40,7 +40,7 @@ TABLE: dict[str, Entry] = {
         "One round of fnmf-local, then exact rounds.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "variant",
-            "barycenter", "synchronisation", "init_mode",
+            "barycenter", "synchronization", "init_mode",
         ),
         tasks=("parties", "texts"),
     ),
@@ -49,7 +49,7 @@ TABLE: dict[str, Entry] = {
         "Like fnmf-local, exactly as the paper prints it.",
         (
             "align", "client_align", "server_align", "local_steps", "strength", "every", "barycenter",
-            "synchronisation", "init_mode",
+            "synchronization", "init_mode",
         ),
     ),
     "fnmf-personal": Entry(
@@ -202,7 +202,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         ),
     "variant": ("robust", "paper"),
     "barycenter": ("fixed-point", "streaming", "hierarchical", "k-means", "fuzzy-c-means"),
-    "synchronisation": ("overwrite", "personal"),
+    "synchronization": ("overwrite", "personal"),
     "rule": ("hals", "cd", "mu", "pg", "ipalm", "bpp", "sanls"),
     "sketch": ("subsampling", "gaussian", "count", "hadamard"),
     "columns_sketch": ("subsampling", "gaussian", "count", "hadamard"),

@@ -1,6 +1,6 @@
 """Empirical privacy audits: attack a mechanism to get a lower bound on its ε, with a confidence level.
 
-Run the mechanism many times on two neighbouring inputs. The attacker sees an output and guesses the input. For every
+Run the mechanism many times on two neighboring inputs. The attacker sees an output and guesses the input. For every
 test of an (ε, δ)-private mechanism  P(says second | second) ≤ e^ε P(says second | first) + δ,  so that rates that are
 too good refute the claim:
 
@@ -67,7 +67,7 @@ Bound = Callable[[HitCounts, float, float], float]
 def audit(
     first: Transcript, second: Transcript, *, runs: int = 2000, delta: float = 1e-5, confidence: float = 0.999
 ) -> AuditResult:
-    """Run a mechanism `runs` times on each of two neighbouring inputs and attack it."""
+    """Run a mechanism `runs` times on each of two neighboring inputs and attack it."""
     if runs < 40:
         raise ParameterError(f"runs must be at least 40 for each input; got {runs}.", parameter="runs")
     seen = [np.array([np.ravel(transcript(run)) for run in range(runs)], np.float64) for transcript in (first, second)]
@@ -75,7 +75,7 @@ def audit(
 
 
 def attack(first: Any, second: Any, *, delta: float = 1e-5, confidence: float = 0.999) -> AuditResult:
-    """The bound from outputs (runs × entries) on two neighbouring inputs."""
+    """The bound from outputs (runs × entries) on two neighboring inputs."""
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise DataError("An audit needs finite outputs of the mechanism; some are NaN or infinite.")
     if not 0.5 < confidence < 1 or not 0 <= delta < 1:
@@ -113,8 +113,8 @@ def fisher_direction(first: Any, second: Any) -> Any:
     direction.
     """
     gap = second.mean(axis=0) - first.mean(axis=0)
-    centred = np.vstack([first - first.mean(axis=0), second - second.mean(axis=0)])
-    covariance = centred.T @ centred / len(centred)
+    centered = np.vstack([first - first.mean(axis=0), second - second.mean(axis=0)])
+    covariance = centered.T @ centered / len(centered)
     scale = np.trace(covariance) / max(1, gap.size)
     floor = 1e-9 * scale if scale > 0 else 1.0
     return np.linalg.solve(covariance + floor * np.eye(gap.size), gap)

@@ -1,4 +1,4 @@
-"""Pictures in pages without a plotting library: greyscale PNGs, bars, and line charts in SVG."""
+"""Pictures in pages without a plotting library: grayscale PNGs, bars, and line charts in SVG."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 30.0, 44.0
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """An 8-bit greyscale PNG of `pixels` (height, width)."""
+    """An 8-bit grayscale PNG of `pixels` (height, width)."""
     height, width = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     unfiltered = np.pad(pixels, ((0, 0), (1, 0))).tobytes()  # each line starts with filter type 0

@@ -39,7 +39,7 @@ from partsong.reporting.html import (
 )
 
 MOST_LABELS = 12
-N_STYLES = 8  # colours in the style sheet
+N_STYLES = 8  # colors in the style sheet
 ERROR = Quantity("relative error", format_percent)
 ROUNDS = Quantity("rounds", lambda value: f"{value:,.0f}", start=0.0, smallest_step=1.0)
 BYTES = Quantity("bytes sent per party", format_bytes, start=0.0, smallest_step=1.0)
@@ -217,9 +217,9 @@ def _best(methods: Sequence[MethodResult], is_oracle: bool) -> MethodResult | No
 
 
 def styles(methods: Sequence[MethodResult]) -> list[str]:
-    """A class of the style sheet for each method: grey for oracles, a colour for each of the others."""
-    colours = itertools.cycle(range(N_STYLES))
-    return ["oracle" if method.is_oracle else f"s{next(colours)}" for method in methods]
+    """A class of the style sheet for each method: gray for oracles, a color for each of the others."""
+    colors = itertools.cycle(range(N_STYLES))
+    return ["oracle" if method.is_oracle else f"s{next(colors)}" for method in methods]
 
 
 def results(report: Report) -> list[Markup]:

@@ -53,8 +53,8 @@ def positions(H: np.ndarray) -> np.ndarray:
     The same topics have the same places: the largest entry of each axis is positive.
     """
     k = len(H)
-    centre = np.eye(k) - 1.0 / k
-    values, vectors = np.linalg.eigh(-0.5 * centre @ distances(H) ** 2 @ centre)
+    center = np.eye(k) - 1.0 / k
+    values, vectors = np.linalg.eigh(-0.5 * center @ distances(H) ** 2 @ center)
     leading = np.argsort(-values, kind="stable")[:2]
     axes = vectors[:, leading] * np.sqrt(np.clip(values[leading], 0.0, None))
     axes = np.pad(axes, ((0, 0), (0, 2 - axes.shape[1])))
@@ -96,7 +96,7 @@ class TopicPage:
         return "One topic" if len(self.H) == 1 else f"{len(self.H)} topics"
 
     def size(self, topic: int) -> str:
-        """Its share of all, in per cent; a dash where that is not known."""
+        """Its share of all, in percent; a dash where that is not known."""
         return format_percent(math.nan if self.shares is None else float(self.shares[topic]))
 
 

@@ -84,7 +84,7 @@ def describe_contents(message: Message) -> Contents:
 
 
 def contents_to_json(contents: Contents) -> bytes:
-    """Serialise to JSON."""
+    """Serialize to JSON."""
     return json.dumps([[info.name, info.shape, info.kind, info.library] for info in contents]).encode()
 
 
@@ -156,7 +156,7 @@ class AdvertisedKeys:
     seeds: bytes
 
     def to_bytes(self) -> bytes:
-        """Serialise as a message body."""
+        """Serialize as a message body."""
         return self.verifying + self.share_key + self.mask_keys + self.seeds
 
     @classmethod
@@ -177,7 +177,7 @@ class UploadHeader:
     contents: Contents
 
     def to_bytes(self) -> bytes:
-        """Serialise."""
+        """Serialize."""
         return self.model + contents_to_json(self.contents)
 
     @classmethod
@@ -262,7 +262,7 @@ def chunks(body: bytes, size: int) -> list[bytes]:
 
 
 def share_bytes(share: int) -> bytes:
-    """Serialise a share."""
+    """Serialize a share."""
     return share.to_bytes(SHARE_BYTES, "big")
 
 

@@ -18,10 +18,10 @@ from partsong.solvers.normal_equations import NormalEquations, RuleState
 
 @runtime_checkable
 class Proximal(Protocol):
-    """A rule that can take a step with ½ weight ‖F − centre‖² added, exactly."""
+    """A rule that can take a step with ½ weight ‖F − center‖² added, exactly."""
 
     def proximal_step(
-        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, center: Array
     ) -> tuple[Array, RuleState]:
         """Take the step, then the proximal map of that term on F ≥ 0."""
 
@@ -148,8 +148,8 @@ class AlignedProximalTerm:
         pulled, memory = rule.step(Ht, equations, state)
         for weight in np.unique(weights[weights > 0]):
             columns = np.flatnonzero(weights == weight)
-            centre = anchor.aligned * on.cast(np.array(self.strength / weight), Ht)
-            other, _ = rule.proximal_step(Ht, equations, state, float(weight), centre)
+            center = anchor.aligned * on.cast(np.array(self.strength / weight), Ht)
+            other, _ = rule.proximal_step(Ht, equations, state, float(weight), center)
             pulled = other if len(columns) == len(weights) else _with_columns(pulled, other, columns)
         return pulled, memory, anchor
 

@@ -61,7 +61,7 @@ class NormalEquations:
         """Return ‖gram‖₂ as a 0-d array, the Lipschitz constant of the gradient in F."""
         return self.norm() if self.norm is not None else kernels.of(self.gram).largest_eigenvalue(self.gram)
 
-    def penalised(self, penalty: Penalty, size: Any) -> NormalEquations:
+    def penalized(self, penalty: Penalty, size: Any) -> NormalEquations:
         """Add size·(l1 ‖F‖₁ + ½ l2 ‖F‖²): gram + size·l2·I, cross − size·l1, for a number or a 0-d size."""
         if not penalty:
             return self
@@ -70,10 +70,10 @@ class NormalEquations:
         cross = self.cross - on.cast(penalty.l1 * size, self.cross) if penalty.l1 else self.cross
         return NormalEquations(gram, cross)
 
-    def damped(self, amount: Any, centre: Array) -> NormalEquations:
-        """Add ½ amount ‖F − centre‖²: gram + amount·I, cross + amount·centre, for a number or a 0-d amount."""
+    def damped(self, amount: Any, center: Array) -> NormalEquations:
+        """Add ½ amount ‖F − center‖²: gram + amount·I, cross + amount·center, for a number or a 0-d amount."""
         on = kernels.of(self.gram)
-        return NormalEquations(on.plus_diagonal(self.gram, amount), self.cross + on.cast(amount, centre) * centre)
+        return NormalEquations(on.plus_diagonal(self.gram, amount), self.cross + on.cast(amount, center) * center)
 
     def objective(self, F: Array) -> float:
         """Return ½ tr(F gram Fᵀ) − ⟨F, cross⟩ in float64: half the squared error without the constant ½‖A‖²."""

@@ -1,6 +1,6 @@
 """Principal components as the equilibrium of a game (EigenGame; Gemp et al., 2020; Singh, 2021, section 2, Alg. 1).
 
-k players own unit vectors v_i in R^d, the columns of a profile V (d × k). With M = X_cᵀ X_c / n, player i maximises
+k players own unit vectors v_i in R^d, the columns of a profile V (d × k). With M = X_cᵀ X_c / n, player i maximizes
 
     u_i(v_i | v_l, l < i) = ⟨v_i, M v_i⟩ − Σ_{l<i} ⟨v_i, M v_l⟩² / ⟨v_l, M v_l⟩  =  ⟨v_i, A_i v_i⟩,
     A_i = M − Σ_{l<i} (M v_l)(M v_l)ᵀ / ⟨v_l, M v_l⟩,
@@ -10,7 +10,7 @@ moves along the gradient on the sphere, and broadcasts v_i, d numbers:
     ∇ = 2 (A_i v_i − u_i v_i),     v_i ← (v_i + α ∇) / ‖v_i + α ∇‖.
 
 The printed gradient is n times this one; here a step does not depend on the number of rows. A parent without variance
-penalises nobody. Vectors are in float64; products with the data are in the type of the data.
+penalizes nobody. Vectors are in float64; products with the data are in the type of the data.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class GameRun:
     """A game of `rank` players over at most `max_iter` passes; converged once all residuals are at most `tol`.
 
     With a `batch_size`, each pass splits the rows at random into n // batch_size batches of at least that size, and
-    all players move once per batch. Batches are centred by the mean of all rows. Residuals are over all rows.
+    all players move once per batch. Batches are centered by the mean of all rows. Residuals are over all rows.
     """
 
     game: EigenGame

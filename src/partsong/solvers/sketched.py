@@ -70,10 +70,10 @@ def run_sketched_steps(
     n, m = matrix.shape
     for S in draws:
         memory = rows.memory or solver.rule.init(rows.W)
-        for_W = exact_rows(matrix, columns.Ht).penalised(solver.penalty_W, m)
+        for_W = exact_rows(matrix, columns.Ht).penalized(solver.penalty_W, m)
         W, memory = solver.rule.step(rows.W, for_W, memory)
         rows = RowState(W, None, memory)
-        for_H = sketched_columns(matrix, S, W).penalised(solver.penalty_H, n)
+        for_H = sketched_columns(matrix, S, W).penalized(solver.penalty_H, n)
         Ht, after, anchor = coupling.step(solver.rule, columns.Ht, for_H, columns.memory, anchor)
         columns = replace(columns, Ht=Ht, point=Ht, memory=after)
     return rows, columns

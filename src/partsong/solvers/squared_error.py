@@ -157,7 +157,7 @@ class SquaredError:
     """‖X − W H‖² by half-steps: W from the rows and H, H from WᵀW and WᵀX.
 
         row_step:     W ← rule(W; H Hᵀ, X Hᵀ)      sums: gram = WᵀW (k × k), cross = WᵀX (k × m), rows n, energy ‖X‖²,
-                                                         mass ΣW if it is penalised
+                                                         mass ΣW if it is penalized
         column_step:  H ← rule(H; WᵀW, WᵀX)        broadcast: H (k × m), how far to extrapolate, whether to restart
 
     The same rule serves both factors, each through its own normal equations with its own penalty. With row weights u
@@ -178,10 +178,10 @@ class SquaredError:
     @property
     def scale(self) -> Literal["l2", "fixed"]:
         """Rows of H may be normalized at the end, unless penalties determine their scale."""
-        return "fixed" if self.is_penalised else "l2"
+        return "fixed" if self.is_penalized else "l2"
 
     @property
-    def is_penalised(self) -> bool:
+    def is_penalized(self) -> bool:
         """Whether the scale of each factor matters, and components may be zero."""
         return bool(self.penalty_W or self.penalty_H)
 
@@ -323,7 +323,7 @@ class SquaredError:
     ) -> Callable[[Array | None, Array, RuleState | None, Array], tuple[Array, RuleState]]:
         """One rule step for a block of rows; all blocks share the gram and its norm."""
         bare = NormalEquations(gram, gram)
-        shared = bare.penalised(self.penalty_W, n_features).gram
+        shared = bare.penalized(self.penalty_W, n_features).gram
         norm = cache(lambda: kernels.of(shared).largest_eigenvalue(shared))
         shift = self.penalty_W.l1 * n_features
 
@@ -350,7 +350,7 @@ class SquaredError:
 
     def _equations(self, sums: Mapping[str, Array], cross: Array) -> NormalEquations:
         gram = kernels.of(cross).cast(sums["gram"], cross)
-        return NormalEquations(gram, cross).penalised(self.penalty_H, sums["rows"])
+        return NormalEquations(gram, cross).penalized(self.penalty_H, sums["rows"])
 
     def _step_and_objective(self, columns: ColumnState, sums: Mapping[str, Array]) -> ProposedStep:
         """The rule's step, before it is accepted; its error comes by the trace formula:
@@ -363,7 +363,7 @@ class SquaredError:
         gram, basis = on.gram(Ht), (sums["rows"], sums["energy"])
         error = sums["energy"] - 2 * on.inner(Ht, cross) + on.inner(sums["gram"], gram)
         objective, sizes = 0.5 * error, None
-        if self.is_penalised:
+        if self.is_penalized:
             objective, sizes = objective + self._penalties(sums, Ht, gram), _sizes(sums["gram"], gram)
         return ProposedStep(Ht, memory, error, objective, basis, sizes)
 
@@ -460,7 +460,7 @@ class SquaredError:
         """
         on = kernels.of(Ht)
         gram = on.gram(Ht)
-        shared = NormalEquations(gram, gram).penalised(self.penalty_W, X.shape[1]).gram
+        shared = NormalEquations(gram, gram).penalized(self.penalty_W, X.shape[1]).gram
         rough = on.cast(shared, Ht)
         shift = self.penalty_W.l1 * X.shape[1]
         W = on.empty((X.shape[0], Ht.shape[1]), Ht)
@@ -486,7 +486,7 @@ class SquaredError:
         fused, because each depends on the objective of the previous one.
         """
         fused = count - 1
-        is_plain = not self.is_penalised and isinstance(self.momentum, NoExtrapolation) and rows.W is not None
+        is_plain = not self.is_penalized and isinstance(self.momentum, NoExtrapolation) and rows.W is not None
         if fused > 0 and is_plain and max_fused_steps(X, self.rule, None, columns.Ht):
             memories = rows.memory or self.rule.init(rows.W), columns.memory
             penalties, factors = (self.penalty_W, self.penalty_H), (rows.W, columns.Ht)

@@ -86,11 +86,11 @@ class ProjectedGradient:
         return on.descend(factor, equations.gram, equations.cross, self._eta(equations, state)), state.advanced()
 
     def proximal_step(
-        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, center: Array
     ) -> tuple[Array, RuleState]:
-        """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
+        """The step followed by the proximal map of ½ weight ‖F − center‖² on F ≥ 0."""
         eta = self._eta(equations, state)
-        return _descend_towards(factor, equations, eta, weight, centre), state.advanced()
+        return _descend_towards(factor, equations, eta, weight, center), state.advanced()
 
     def _eta(self, equations: NormalEquations, state: RuleState) -> Array:
         scale = 1.0 if self.absolute else _lipschitz(equations)
@@ -130,10 +130,10 @@ class InertialPalm:
         return moved, state.advanced(factor if self.inertia > 0 else None)
 
     def proximal_step(
-        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, centre: Array
+        self, factor: Array, equations: NormalEquations, state: RuleState, weight: float, center: Array
     ) -> tuple[Array, RuleState]:
-        """The step followed by the proximal map of ½ weight ‖F − centre‖² on F ≥ 0."""
-        moved = _descend_towards(self._point(factor, state), equations, self._eta(equations), weight, centre)
+        """The step followed by the proximal map of ½ weight ‖F − center‖² on F ≥ 0."""
+        moved = _descend_towards(self._point(factor, state), equations, self._eta(equations), weight, center)
         return moved, state.advanced(factor if self.inertia > 0 else None)
 
     def _point(self, factor: Array, state: RuleState) -> Array:
@@ -144,9 +144,9 @@ class InertialPalm:
         return (1.0 if beta == 0 else 2 * (1 - beta) / (1 + 2 * beta)) / _lipschitz(equations)
 
 
-def _descend_towards(point: Array, equations: NormalEquations, eta: Array, weight: float, centre: Array) -> Array:
+def _descend_towards(point: Array, equations: NormalEquations, eta: Array, weight: float, center: Array) -> Array:
     """[(Z + ηγC)/(1 + ηγ)]₊ with Z = Y − η(Y gram − cross): a step of η/(1 + ηγ) on the equations damped by γ at C."""
-    damped = equations.damped(weight, centre)
+    damped = equations.damped(weight, center)
     return kernels.of(point).descend(point, damped.gram, damped.cross, eta / (1 + eta * weight))
 
 

@@ -1,4 +1,4 @@
-"""Centralised NMF, X ≈ W H with all rows in one place: initialization, iterations, and fits that end at zero."""
+"""Centralized NMF, X ≈ W H with all rows in one place: initialization, iterations, and fits that end at zero."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FILLS = {"nndsvd": 0.0, "nndsvda": 1.0, "nndsvdar": 0.01}
 
 @dataclass(frozen=True, slots=True)
 class CentralizedConfig:
-    """Settings of centralised NMF: rank, solver, initialization and stopping rule.
+    """Settings of centralized NMF: rank, solver, initialization and stopping rule.
 
     With a `sketch`, steps use sketched data of that kind. With a `game` (a `solvers.game.Game`, or "game" for the
     default), players update single cells, and the solver fits rows to their final H. `shuffle` draws the order of
@@ -174,7 +174,7 @@ def fit_centralized(
     watch: Watch,
     observer: FitObserver,
 ) -> tuple[Training, FitResult]:
-    """Fit X ≈ W H; if a penalised fit ends at zero, try again from another start.
+    """Fit X ≈ W H; if a penalized fit ends at zero, try again from another start.
 
     `init` replaces the configured initialization. The observer sees only the first of these fits.
     """
@@ -192,7 +192,7 @@ def fit_centralized(
         result = finish(fit, training)
         if not is_zero(result):
             return training, result
-        is_asked = isinstance(config.solver, SquaredError) and config.solver.is_penalised and init is None
+        is_asked = isinstance(config.solver, SquaredError) and config.solver.is_penalized and init is None
         if not is_asked or training.outcome is Outcome.TIME_LIMIT or interrupts.count:
             warn_if_model_is_zero(config.solver, result)
             return training, result
@@ -206,7 +206,7 @@ def _retry_from_another_start(
     found: tuple[Training, FitResult],
     interrupts: InterruptCounter,
 ) -> tuple[Training, FitResult]:
-    """Return a penalised fit that ended at zero, or plain steps from another start if they are better; both warn."""
+    """Return a penalized fit that ended at zero, or plain steps from another start if they are better; both warn."""
     assert isinstance(config.solver, SquaredError)
     init = "nndsvda" if config.init == "random" and config.rank <= min(matrix.shape) else "random"
     plain = replace(config.solver, rule=CoordinateDescent(), momentum=NoExtrapolation())

@@ -1,4 +1,4 @@
-"""The training loop of centralised and federated fits: history, best model, stopping rule, interrupts and progress.
+"""The training loop of centralized and federated fits: history, best model, stopping rule, interrupts and progress.
 
 steps = fit.steps(point)                 # compute: CentralizedFit or FederatedFit
 for step in train(steps, rule, training) # evaluate: history, best model, stopping rule, Ctrl-C
@@ -220,7 +220,7 @@ Watch = Callable[[Round, HistoryRow], None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One centralised iteration or one federated exchange, with the metrics of the model after it.
+    """One centralized iteration or one federated exchange, with the metrics of the model after it.
 
     The objective is NaN after an exchange within a round: such a model is not compared with others, and no fit ends
     with it. `measuring` is the time of these measurements in seconds, which is not part of the method's time.

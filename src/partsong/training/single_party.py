@@ -1,4 +1,4 @@
-"""Centralised fits that run a federated program with a single party: sketched steps ("sanls") and games over cells."""
+"""Centralized fits that run a federated program with a single party: sketched steps ("sanls") and games over cells."""
 
 from __future__ import annotations
 

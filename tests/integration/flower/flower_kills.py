@@ -175,7 +175,7 @@ class Killer:
 def require_unharmed(made, run, told, rounds, build=build_plan):
     """Nobody was left out of any round, and each release was charged once."""
     record = require_same(made, run, told, rounds, build)
-    assert (told["absent"], told["silent"]) == ({}, {})
+    assert (told["absent"], told["dropouts"]) == ({}, {})
     for site in made.sites.values():
         assert (site.path / "results" / run).is_dir()
     if isinstance(record, AsyncRunState):

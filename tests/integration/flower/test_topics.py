@@ -34,7 +34,7 @@ def given_counts(made):
 
 
 def test_topics_with_mutual_information_have_the_bits_of_one_process(tmp_path):
-    policy = 'recipes = ["fednmf-mi"]\nminimum_parties = 2\n'
+    policy = 'methods = ["fednmf-mi"]\nminimum_parties = 2\n'
     with federation(tmp_path, prepare=given_counts, policy=policy) as made:
         code, told = made.run("topics", EXPERIMENT)
     assert (code, told["status"], told["rounds"]) == (0, "done", ROUNDS), told

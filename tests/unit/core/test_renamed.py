@@ -13,6 +13,7 @@ from partsong.core import renamed
 from partsong.core.interfaces import Schedule
 from partsong.errors import FormatError, ParameterError
 from partsong.federation.experiment import Experiment
+from partsong.federation.policy import Policy
 from partsong.io.topic_file import load_topics
 from partsong.training.run_folder import RunFolder
 
@@ -23,7 +24,9 @@ FILES = Path(__file__).resolve().parents[3].rglob("from_0_1_0/federated-*.safete
 OF_TOPICS = {"max_share", "longest_word", "fits_first"}
 
 
-@pytest.mark.parametrize("old", sorted(set(renamed.PARAMETERS) - {"masked_bound", "sums"} - OF_TOPICS))
+@pytest.mark.parametrize(
+    "old", sorted(set(renamed.PARAMETERS) - {"masked_bound", "sums", "synchronisation"} - OF_TOPICS)
+)
 def test_an_old_argument_names_the_new_one(old):
     with pytest.raises(ParameterError, match=f"{old}= is called {renamed.PARAMETERS[old]}="):
         partsong.FederatedNMF(2, **{old: True})
@@ -106,6 +109,18 @@ def test_an_old_value_in_an_experiment_names_the_new_one(old):
         Experiment.from_table({"method": "fedavg", "rank": 2, "rounds": 1, "on_party_error": old})
     with pytest.raises(ParameterError, match=f"called '{new}' since"):
         Schedule(1, on_party_error=old)
+
+
+def test_an_old_option_of_a_method_names_the_new_one():
+    with pytest.raises(ParameterError, match="called 'synchronization' since"):
+        partsong.FederatedNMF(2, method="fnmf", method_options={"synchronisation": "personal"}).fit([X, X])
+    with pytest.raises(ParameterError, match="called 'local' since"):
+        partsong.FederatedNMF(2, method="exact", init_mode="independent").fit([X, X])
+
+
+def test_an_old_key_of_a_policy_names_the_new_one():
+    with pytest.raises(ParameterError, match="called 'methods' since"):
+        Policy.from_table({"recipes": ["exact"]})
 
 
 def test_set_params_names_the_new_parameter():

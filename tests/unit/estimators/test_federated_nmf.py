@@ -845,7 +845,7 @@ def test_save_and_load(method, tmp_path):
 def test_load_refuses_what_no_federation_has_written(tmp_path):
     path = tmp_path / "m.safetensors"
     partsong.NMF(2, max_iter=2).fit(parts()[0]).save(path)
-    with pytest.raises(ParameterError, match=r"'centralised'.*NMF\.load"):
+    with pytest.raises(ParameterError, match=r"'centralized'.*NMF\.load"):
         partsong.FederatedNMF.load(path)
     partsong.FederatedNMF(method=penalised(), rounds=2).fit(parts()).save(path)
     with pytest.raises(ParameterError, match=r"'SharedSums.*NMF\.load"):

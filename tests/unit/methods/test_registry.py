@@ -86,7 +86,7 @@ print(json.dumps({
     "changed": bool(abs(model.components_ - partsong.FederatedNMF(2, **settings).fit(X).components_).max() > 0),
     "compared": partsong.compare(X, 2, ["toy"], rounds=2).rows[0].method,
     "patience": Experiment.from_table(toml).program(3).server_update.rho,
-    "allowed": "toy" in Policy().recipes,
+    "allowed": "toy" in Policy().methods,
     "private": bool(private.epsilon_spent_ <= 3),
     "page": reference.page().split("## toy")[1],
     "table": reference.table().split("toy")[1] != "",
@@ -227,9 +227,9 @@ def test_options_that_cannot_be_meant_are_refused(settings, match):
 def test_every_variant_of_the_papers_has_a_name():
     assert methods.build("fnmf-paper", 3) == methods.build("fnmf-local", 3, variant="paper", align="assignment")
     personal = methods.build("fnmf-personal", 3)
-    assert isinstance(personal.synchronisation, PersonalComponents)
-    assert personal == methods.build("fnmf-local", 3, synchronisation="personal")
-    assert isinstance(methods.build("fnmf-local", 3).synchronisation, AdoptModel)
+    assert isinstance(personal.synchronization, PersonalComponents)
+    assert personal == methods.build("fnmf-local", 3, synchronization="personal")
+    assert isinstance(methods.build("fnmf-local", 3).synchronization, AdoptModel)
     assert isinstance(methods.build("fnmf-local", 3, barycenter="hierarchical").aggregation, Hierarchical)
     assert isinstance(methods.build("fnmf-local", 3, barycenter="k-means").aggregation, KMeans)
     kinds = {type(methods.build("fnmf-local", 3, barycenter=name).aggregation) for name in BARYCENTERS.names}

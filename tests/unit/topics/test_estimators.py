@@ -346,7 +346,7 @@ CRITIC = {"critic": "separable", "mi_gradient": "js", "critic_rate": 0.7, "warm_
 
 
 @pytest.mark.parametrize("name", CRITIC)
-def test_settings_of_the_critic_are_those_of_the_recipe(name):
+def test_settings_of_the_critic_are_those_of_the_method(name):
     chosen = {name: CRITIC[name]}
     steps = {"epochs": 1, "batch": 16, "rate": 0.2, "strength": 0.5}
     words = [word for topic in PLANTED for word in topic]

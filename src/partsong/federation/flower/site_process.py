@@ -309,7 +309,7 @@ def rejection_message(site: SiteFolder, ahead: float | None) -> str:
     if not -MAX_CLOCK_BEHIND < ahead < MAX_CLOCK_AHEAD:
         return (
             f"The clock of this machine is {abs(ahead):.0f} seconds {way} that of the server at {site.address}, and "
-            f"{limits}. Synchronise both with a time server (NTP), then join again."
+            f"{limits}. Synchronize both with a time server (NTP), then join again."
         )
     return (
         f"The clock of this machine is right ({abs(ahead):.0f} seconds {way} the server's), but the server at "

@@ -233,7 +233,7 @@ def summarize_run(record: RunState) -> dict[str, Any]:
         "rounds": record.index,
         "parties": list(record.layout.parties),
         "absent": {str(index): sorted(names) for index, names in record.absent().items()},
-        "silent": {str(index): dict(names) for index, names in record.dropouts().items()},
+        "dropouts": {str(index): dict(names) for index, names in record.dropouts().items()},
         "without_result": {**never_started, **record.without_result},
     }
 

@@ -43,10 +43,10 @@ UnreceivedWork = Mapping[str, Sequence[Attempt]]
 @state("federation.absence")
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Sites that missed a round, and dropouts of its sum with the first phase that lacks the site (`silent`)."""
+    """Sites that missed a round, and dropouts of its sum with the first phase that lacks the site."""
 
     absent: tuple[str, ...] = ()
-    silent: Mapping[str, int] = field(default_factory=dict)
+    dropouts: Mapping[str, int] = field(default_factory=dict)
 
 
 @state("federation.run")
@@ -87,7 +87,7 @@ class RunState:
 
     def dropouts(self) -> dict[int, dict[str, int]]:
         """Return who dropped out in which round and phase, for the same Schedule."""
-        return {index: dict(one.silent) for index, one in self.absences.items() if one.silent}
+        return {index: dict(one.dropouts) for index, one in self.absences.items() if one.dropouts}
 
     def counted_notes(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return for each site which of its attempts is in the model's history."""
@@ -107,13 +107,13 @@ class RunState:
             one = absences.get(index, Absence())
             if name in one.absent:
                 absent = tuple(other for other in one.absent if other != name)
-                absences[index] = Absence(absent, {**one.silent, name: 0})
+                absences[index] = Absence(absent, {**one.dropouts, name: 0})
         return replace(self, absences=absences)
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Files of a synchronous run. Files of an earlier round or attempt are recognised by their numbers and ignored."""
+    """Files of a synchronous run. Files of an earlier round or attempt are recognized by their numbers and ignored."""
 
     folder: Path
 

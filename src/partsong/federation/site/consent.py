@@ -48,7 +48,7 @@ class PolicyChecker:
     roster: Roster | None
 
     def require_plan(self, plan: Plan, parties: Collection[str]) -> None:
-        """Refuse a new run of these parties if the policy rejects its recipe, rounds, rows, masks or mask bound, or if
+        """Refuse a new run of these parties if the policy rejects its method, rounds, rows, masks or mask bound, or if
         the parties are not exactly those of the roster.
         """
         self._require_request(plan, None)
@@ -98,7 +98,7 @@ class PolicyChecker:
         a run may have, and the policy's maximum_rounds, since each exchange has a model of its own.
         """
         most = plan.exchanges
-        if methods.method(plan.request.recipe).traits.asynchronous:
+        if methods.method(plan.request.method).traits.asynchronous:
             most = min(plan.limits.per_run, self.policy.maximum_rounds)
         if number >= most:
             raise RequestRefused("rounds", f"Exchange {number} is beyond the {most} allowed.")
