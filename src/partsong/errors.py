@@ -144,6 +144,11 @@ def with_message(error: Failure, message: str) -> Failure:
     return again
 
 
+def format_count(count: int, noun: str, plural: str = "") -> str:
+    """Format a number with its noun: '1 row', '3 rows'; `plural` where it is not the noun with an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def first_few(positions: object, total: int, noun: str) -> str:
     """Format the first positions and the number of the rest: 'rows 3, 17, 20 (and 41 more)'."""
     shown = [str(position) for position in positions]  # type: ignore[attr-defined]

@@ -201,7 +201,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
     (tmp_path / "first.toml").write_text(EXPERIMENT.format("1e6"))
     (tmp_path / "public.txt").write_text("elsewhere\n")
     said = invoke(*WORDS, "--names", "public.txt").stdout
-    assert "0 columns have one of the 1 names in --names; the others are shown as hashes." in said
+    assert "Columns with a name in --names: 0. The others are shown as hashes." in said
     assert told(*WORDS, "--resume", "--names", "public.txt")["named_columns"] == 0
     (tmp_path / "right.txt").write_text("elsewhere\ncolumn 1\ncolumn 3\n")
     assert "2 columns have one of the 3 names" in invoke(*WORDS, "--resume", "--names", "right.txt").stdout

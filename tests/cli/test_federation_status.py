@@ -136,7 +136,7 @@ def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
     assert {key: said[key] for key in rest} == {key: whole[key] for key in rest}
     text = invoke(*STATUS, code=1).stdout
     assert f"PROBLEM: {said['problems'][what]}" in text
-    assert "Released: 1 times" in text
+    assert "Released: 1 time" in text
     assert "none yet" not in text
     assert "Shared key: NONE" not in text
     assert ("budget unknown" in text, "no budget in site.toml" in text) == (what == "policy", what != "policy")

@@ -222,8 +222,8 @@ def few_columns(folder):
 
 
 FAILURES = {
-    "more ranks than rows": (few_rows, [], 1, "ParameterError", "1 rows cannot be split over 2 ranks"),
-    "more ranks than columns": (few_columns, ["--method", "dsanls"], 1, "ParameterError", "1 columns cannot be split"),
+    "more ranks than rows": (few_rows, [], 1, "ParameterError", "1 row cannot be split over 2 ranks"),
+    "more ranks than columns": (few_columns, ["--method", "dsanls"], 1, "ParameterError", "1 column cannot be split"),
     "NaN at one rank": (nan_at_the_second_rank, [], 1, "DataError", "NaN in data: 1 cell(s) of this block, in row 80;"),
     "no file at one rank": (file_at_the_first_rank_only, [], 1, "FileError", "x.npy: there is no such file"),
     "another file at one rank": (another_file_at_the_second_rank, [], 1, "FileError", "90 × 23, float64, "),
@@ -587,7 +587,7 @@ def one_row(folder):
 
 ASYNCHRONOUS_FAILURES = {
     "one rank": (1, None, [], 2, "UsageError", "needs a server and at least one worker"),
-    "more workers than rows": (3, one_row, [], 1, "ParameterError", "1 rows cannot be split over 2 workers"),
+    "more workers than rows": (3, one_row, [], 1, "ParameterError", "1 row cannot be split over 2 workers"),
     "no file at a worker": (3, no_file_at_a_worker, [], 1, "FileError", "x.npy: there is no such file"),
     "NaN at a worker": (3, nan_at_a_worker, [], 1, "DataError", "in row 80;"),
     "sums": (2, None, ["--reduce", "in-order"], 2, "UsageError", "is asynchronous and adds no sums"),

@@ -225,7 +225,7 @@ def test_bad_input_is_told_without_its_text(files, told, invoke, tmp_path):
         assert SECRET not in json.dumps(failure)
         assert SECRET not in invoke("topics", "fit", *words, code=1).stderr
     result = invoke("topics", "fit", "a.csv", "b.csv", "alien.csv", "-k", 2, "-q")
-    assert "Party 'alien': none of its 1 documents" in result.stderr
+    assert "Party 'alien': none of 1 document has" in result.stderr
     assert SECRET not in result.stderr
 
 

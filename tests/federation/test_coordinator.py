@@ -268,7 +268,7 @@ def test_where_too_few_are_left_it_is_told_how_many_and_who_was_left_out_and_why
         list(federation.rounds(Unreliable(federation.transport().sites, is_lost)))
     said = " ".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
     assert f"1 of {minimum} sites were left out: 'north' (Site 'north' did not reply in round 0: cut off)." in said
-    assert ("Only 2 sites (east, south)" if minimum == 3 else "all 3 are faulty") in said
+    assert ("needs at least 3 sites, and has 2 (east, south)" if minimum == 3 else "all 3 are faulty") in said
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -107,7 +107,7 @@ def test_where_no_round_is_allowed_that_is_said(tmp_path):
     federation = made(tmp_path, Experiment("exact", 5, 2), tables=tables)
     assert "No round without noise is allowed" in refusal(federation)
     assert "No round without noise is allowed" in log_of(federation)
-    assert "Fewer than 20 rows use 1 of 12 columns, which hold 0.00% of the squared norm" in log_of(federation)
+    assert "1 of 12 columns have values in fewer than 20 rows; they hold 0.00% of the squared norm" in log_of(federation)
 
 
 CHANGES = {
@@ -253,7 +253,7 @@ def test_columns_that_hold_most_of_the_data_are_not_set_to_zero(tmp_path):
     policy = Policy(rare_columns="zero")
     federation = made(tmp_path, Experiment("exact", 5, 2), tables=tables, policy=policy)
     assert "code 'exposure', rank: 1, rounds: 0" in refusal(federation)  # as many as 5 rows allow
-    assert "Columns with half of the squared norm are used by 4 rows or more" in log_of(federation)
+    assert "Columns with half of the squared norm have a value in 4 rows or more" in log_of(federation)
 
 
 def test_a_model_with_negative_entries_is_refused(tmp_path):
@@ -316,7 +316,7 @@ def test_rare_columns_are_set_to_zero_where_the_site_says_so(tmp_path):
     H = np.asarray(federation.plan().program.components(last.checkpoint.server))
     assert not H[:, 3].any()
     assert np.delete(H, 3, axis=1).any(axis=0).all()
-    assert "1 of 12 columns are zero in this run, because fewer than 60 rows use them" in log_of(federation)
+    assert "1 of 12 columns are zero in this run, because they have values in fewer than 60 rows" in log_of(federation)
     assert RunFolder(tmp_path / "east" / "runs" / "run-1").load_start().least_support == 60
     assert "No round without noise" not in log_of(federation)
     # the rarest column that is left allows 50 in all: after 30 another 30 are too many

@@ -339,7 +339,7 @@ def test_a_party_beyond_its_bound_can_be_left_out_and_nothing_else_is_lost(name,
         assert "±10000" in done.refused["p01"]
         assert done.bytes_up["p01"] == 0
         assert done.checkpoint.parties["p01"] == other.checkpoint.parties["p01"], "its state stands still"
-    with pytest.raises(TooFewParties, match=r"Only 2 parties \(p00, p02\)") as caught:
+    with pytest.raises(TooFewParties, match=r"needs at least \d parties, and has 2 \(p00, p02\)") as caught:
         list(engine.run(program, shards[:3], Schedule(3, 3, on_party_error="skip"), **masked))
     assert any("'p01' was left out of it" in note and "±10000" in note for note in caught.value.__notes__)
     small = SecureSum(bound=1e-3)
@@ -437,7 +437,7 @@ def test_less_than_three_are_refused_wherever_they_are_counted():
             SecureSum(fewest=fewest)
     shards, program = shards_of(data(), [20, 40]), build("exact", 4, local_steps=5)
     absent = Schedule(2, 3, absent={1: frozenset({"p01"})})
-    with pytest.raises(PartyError, match=r"Only 2 parties \(p00, p02\).*round 1.*Nothing was sent"):
+    with pytest.raises(PartyError, match=r"round 1 needs .* and has 2 \(p00, p02\).*Nothing was sent"):
         list(Sequential().run(program, shards, absent, reduction=SecureSum()))
     silent = Schedule(2, 3, dropouts={1: {"p01": 2}})
     with pytest.raises(PartyError, match=r"phase 2.*2 of 3.*3 are needed.*'p01'"):

@@ -26,6 +26,7 @@ from partsong.attacks.sparse_rows import lone_columns, rows_by_dictionary
 from partsong.attacks.transcript import AttackContext, Exchange, misfit, to_float64, with_error
 from partsong.core.interfaces import Message
 from partsong.core.streams import stream
+from partsong.errors import format_count
 
 Pair = tuple[np.ndarray, np.ndarray]
 """gram WᵀW (k × k) and cross WᵀX (k × m) of one upload."""
@@ -121,7 +122,9 @@ def _by_steps(context: AttackContext, party: str, seen: Any, pairs: Sequence[Pai
     turned = rows_from_statistics(pairs, n, partial(misfit, context.program, context.layout, party, seen))
     if turned is None:
         return []
-    what = f"its {n} rows: WᵀW and WᵀX leave a rotation open; signs and the known step of W determine it"
+    what = (
+        f"its {format_count(n, 'row')}: WᵀW and WᵀX leave a rotation open; signs and the known step of W determine it"
+    )
     return with_error(
         context, Finding("statistics of few rows", party, "X_p", turned[0], what, turned[1]), matched_error
     )
@@ -139,7 +142,7 @@ def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int
         return [], 0
     r = span.rank
     rest = "" if r == n else f" ({n - r} of them are zero or combinations of others)"
-    what = f"the span of its {n} rows{rest}, {MEMBERSHIP}"
+    what = f"the span of its {format_count(n, 'row')}{rest}, {MEMBERSHIP}"
     findings = with_error(
         context, Finding("span of the rows", party, "span of X_p", span.basis, what, unit), span_error
     )
@@ -150,7 +153,10 @@ def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int
     if moment is None or not moment.is_recovered:
         context.clock.is_over()
         return findings, 0
-    what = f"X_pᵀX_p of its {n} rows, by a linear solve from {len(pairs)} uploads: rows up to one common rotation"
+    what = (
+        f"X_pᵀX_p of its {format_count(n, 'row')}, by a linear solve from {len(pairs)} uploads: rows up to "
+        "one common rotation"
+    )
     solved = Finding("second moment", party, "second moment of X_p", _half(moment), what, moment.doubt)
     findings += with_error(context, solved, moment_error)
     if r > MAX_ROWS_ROTATED or context.clock.is_over():
@@ -160,7 +166,10 @@ def _by_moment(context: AttackContext, party: str, pairs: Sequence[Pair], n: int
     if turned is None:
         return findings, 0
     rows, count = turned.rows[turned.is_found], turned.n_found
-    what = f"{count} of its {n} rows: X_pᵀX_p leaves a rotation open; the signs of rows and weights determine it"
+    what = (
+        f"{count} of its {format_count(n, 'row')}: X_pᵀX_p leaves a rotation open; the signs of rows and "
+        "weights determine it"
+    )
     if not count:  # what was found is one of several solutions
         found = Finding("rows by their signs", party, "X_p", turned.rows, what, None)
     else:
@@ -182,7 +191,8 @@ def _by_dictionary(context: AttackContext, party: str, pairs: Sequence[Pair], n:
         return []
     array = "X_p" if found.is_scaled else "X_p up to a factor"
     what = (
-        f"{len(found.rows)} of its {n} rows: each column is a combination of few weight vectors, which a search finds"
+        f"{len(found.rows)} of its {format_count(n, 'row')}: each column is a combination of few weight "
+        "vectors, which a search finds"
     )
     doubt = found.gram_misfit if found.is_scaled else None  # in all experiments, rows whose grams do not fit were wrong
     finding = Finding("dictionary of sparse rows", party, array, found.rows, what, doubt)

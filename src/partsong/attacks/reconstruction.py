@@ -21,6 +21,7 @@ from partsong.attacks.findings import (
 )
 from partsong.attacks.transcript import AttackContext, to_float64, with_error
 from partsong.core.interfaces import Message
+from partsong.errors import format_count
 from partsong.methods.game import FederatedGame
 from partsong.sketch.kinds import ChosenCoordinates
 from partsong.sketch.operator import Operator
@@ -164,7 +165,7 @@ def attack_factors(context: AttackContext, party: str) -> list[Finding]:
         return with_error(
             context, Finding("history of H_p", party, "X_p up to a factor", row, what, span[1]), cosine_error
         )
-    what = f"the span of its {n} rows, from the intersection of the row spaces of all H_p that it sent"
+    what = f"the span of its {format_count(n, 'row')}, from the intersection of the row spaces of all H_p that it sent"
     return with_error(context, Finding("history of H_p", party, "span of X_p", span[0], what, span[1]), span_error)
 
 
@@ -172,7 +173,10 @@ def _from_one_factor(context: AttackContext, party: str, H: np.ndarray, n: int) 
     """X_p = W_p H_p (nearly) if there are no more rows than components; k − 1 numbers per row stay unknown."""
     if n > len(H) or len(H) >= H.shape[1]:
         return []
-    what = f"a span of {len(H)} dimensions that contains its {n} rows, as far as H_p fits them, {MEMBERSHIP}"
+    what = (
+        f"a span of {len(H)} dimensions that contains its {format_count(n, 'row')}, as far as H_p fits them, "
+        f"{MEMBERSHIP}"
+    )
     return with_error(context, Finding("one H_p", party, "row space of H_p", row_basis(H), what), span_error)
 
 
@@ -255,13 +259,16 @@ def attack_sketches(context: AttackContext, party: str) -> list[Finding]:
     share = sum(operator.dimension for operator in operators) / n
     if share >= 1:
         X = linear_rows(sketches, operators, n)
-        what = f"its {n} rows by linear algebra, from T·d/n = {share:.2f} of the equations needed"
+        what = f"its {format_count(n, 'row')} by linear algebra, from T·d/n = {share:.2f} of the equations needed"
         S, data = equations(sketches, operators, n)
         doubt = float(np.linalg.norm(S.T @ X - data) / max(float(np.linalg.norm(data)), 1e-300))
         return with_error(context, Finding("sketches, linear", party, "X_p", X, what, doubt), matched_error)
     S, data = equations(sketches, operators, n)
     data = data[:, :MOST_COLUMNS]
-    what = f"its {n} rows, if they are sparse, from T·d/n = {share:.2f} of the equations that linear algebra needs"
+    what = (
+        f"its {format_count(n, 'row')}, if they are sparse, from T·d/n = {share:.2f} of the equations that "
+        "linear algebra needs"
+    )
     columns = f"X_p[:, :{data.shape[1]}]"
 
     def measure(found: np.ndarray, rows: np.ndarray) -> float:

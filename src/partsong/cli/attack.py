@@ -20,7 +20,7 @@ from partsong.console.tables import read_table
 from partsong.core.interfaces import Layout
 from partsong.data.table import Table
 from partsong.engines.virtual_clock import Asynchronous
-from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError
+from partsong.errors import FileError, FormatError, ParameterError, PartsongError, ShapeError, format_count
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.io.model_file import load_model
 from partsong.io.opening import ReadOptions, resolve_path
@@ -233,7 +233,8 @@ class Recorded:
             return matched(table, load_model(self.folder / MODEL), drop_extra=False)
         if width is not None and table.X.shape[1] != width:
             raise ShapeError(
-                f"{table.source}: {table.X.shape[1]} columns, but the run had {width}. Pass the rows of this run."
+                f"{table.source}: {format_count(table.X.shape[1], 'column')}, but the run had {width}. Pass the "
+                "rows of this run."
             )
         return table
 
@@ -261,7 +262,8 @@ class Recorded:
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
         if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
             raise FormatError(
-                f"{k} components of {width} columns do not match this traffic. Restore the run folder, or record again."
+                f"Components of shape ({k}, {width}) do not match this traffic. Restore the run folder, or "
+                "record again."
             )
         return Table(np.ones((1, width), self.estimator.dtype))
 

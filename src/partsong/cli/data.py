@@ -54,7 +54,7 @@ from partsong.data.scan import Finding
 from partsong.data.summary import offending_rows, summary_of
 from partsong.data.table import Table
 from partsong.data.validation import identifier_findings, inspect
-from partsong.errors import ParameterError, PartsongError
+from partsong.errors import ParameterError, PartsongError, format_count
 from partsong.estimators.parties import party_names
 from partsong.io.opening import ReadOptions, resolve_path
 from partsong.io.party_folder import require_free, write_parts
@@ -248,5 +248,5 @@ def shares_of(table: Table, parties: int, how: str, concentration: float, seed: 
 def _lines(output: Path, listing: dict[str, Any]) -> Iterator[str]:
     for party in listing["parties"]:
         labels = ", ".join(f"{visible(label)}: {count}" for label, count in party["labels"].items())
-        yield f"{party['name']}  {party['rows']} rows" + (f"  ({labels})" if labels else "")
-    yield f"{len(listing['parties'])} parts in {output}; seed {listing['seed']}"
+        yield f"{party['name']}  {format_count(party['rows'], 'row')}" + (f"  ({labels})" if labels else "")
+    yield f"{format_count(len(listing['parties']), 'part')} in {output}; seed {listing['seed']}"

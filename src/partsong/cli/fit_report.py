@@ -20,6 +20,7 @@ from partsong.core.interfaces import Layout, Message, Outcome, Round
 from partsong.core.runtime import package_version
 from partsong.data.observed import ObservedMatrix
 from partsong.engines.virtual_clock import Asynchronous
+from partsong.errors import format_count
 from partsong.estimators import compare
 from partsong.estimators.compare import Candidate, result_of
 from partsong.estimators.federated_nmf import FederatedNMF
@@ -75,8 +76,9 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
     found = result_of(candidate, result.run, result.done, fit.shards, witness)
     is_open = not fit.reduction.hides_uploads and fit.spending is None
     report = Report(
-        title=f"{len(fit.shards)} parties, {settings['method']}",
-        lead=f"A relative error of {format_percent(found.relative_error)} with {fit.rank} components: {result.ending}.",
+        title=f"{format_count(len(fit.shards), 'party', 'parties')}, {settings['method']}",
+        lead=f"A relative error of {format_percent(found.relative_error)} with "
+        f"{format_count(fit.rank, 'component')}: {result.ending}.",
         parties=tuple(PartyHoldings(shard.name, shard.matrix.shape[0], {}) for shard in fit.shards),
         methods=(found,),
         image_shape=None,
@@ -220,7 +222,11 @@ class Result:
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary lines."""
         summary, spending = self.as_dict(), self.fit.spending
-        parties = f" over {summary['parties']} parties, {summary['method']}" if self.is_federation else ""
+        parties = (
+            f" over {format_count(summary['parties'], 'party', 'parties')}, {summary['method']}"
+            if self.is_federation
+            else ""
+        )
         lines = common_lines(summary, parties, self.ending, self.game)
         if spending is not None:
             at = [name for name, _ in lines].index("relative error")

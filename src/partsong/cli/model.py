@@ -44,7 +44,7 @@ from partsong.data.conversion import as_matrix
 from partsong.data.observed import observed
 from partsong.data.table import Table
 from partsong.data.validation import require_transformable
-from partsong.errors import FileError, FormatError, ShapeError
+from partsong.errors import FileError, FormatError, ShapeError, format_count
 from partsong.estimators.persistence import LDA
 from partsong.estimators.validation import penalties_of
 from partsong.io.model_file import Model, load_model
@@ -208,7 +208,8 @@ def matched(table: Table, model: Model, drop_extra: bool) -> Table:
     if wanted != held:
         who = "the data have" if table.feature_names is None else "the model has"
         raise ShapeError(
-            f"{table.source}: {held} columns, but the model has {wanted}, and {who} no names to match them. "
+            f"{table.source}: {format_count(held, 'column')}, but the model has {wanted}, and {who} no names to "
+            "match them. "
             "Pass the columns of the fit, in the same order."
         )
     return table

@@ -27,7 +27,7 @@ from partsong.console.output import (
     visible,
     warn,
 )
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, format_count
 from partsong.topics import LANGUAGES, TOP
 from partsong.topics.documents import read_documents
 from partsong.topics.tokenizer import JOINERS, stop_words_of
@@ -343,8 +343,9 @@ def show_fit(summary: dict[str, Any]) -> None:
     n_empty = sum(empty.values()) if isinstance(empty, dict) else empty
     whose = f" of {summary['n_parties']} parties" if summary["n_parties"] > 1 else ""
     typer.echo(
-        f"{summary['n_documents']} texts{whose}, {n_empty} without a known word; {summary['n_words']} words; "
-        f"{summary['rounds']} rounds ({summary['outcome']})"
+        f"{format_count(summary['n_documents'], 'text')}{whose}, {n_empty} without a known word; "
+        f"{format_count(summary['n_words'], 'word')}; "
+        f"{format_count(summary['rounds'], 'round')} ({summary['outcome']})"
     )
     if summary["false_pass"] is not None:
         typer.echo(f"The probability that a word of too few parties left them is at most {summary['false_pass']:.1e}.")
@@ -388,7 +389,7 @@ def show(
         return
     show_topics(topics)
     facts = build_facts(known.settings)
-    typer.echo(visible(", ".join((f"{V} words", *(f"{name} {value}" for name, value in facts.items())))))
+    typer.echo(visible(", ".join((format_count(V, "word"), *(f"{name} {value}" for name, value in facts.items())))))
 
 
 # ---- transform --------------------------------------------------------------------------------------------------
@@ -421,7 +422,7 @@ def transform(
     n_empty = int((~W.any(axis=1)).sum())
     summary = {"output": output, "model": model, "n_documents": len(W), "n_topics": known.n_topics_, "n_zero": n_empty}
     summary["seconds"] = round(time.perf_counter() - began, 6)
-    line = f"{W.shape[0]} × {W.shape[1]} weights in {output}; {n_empty} texts without a known word"
+    line = f"{W.shape[0]} × {W.shape[1]} weights in {output}; {format_count(n_empty, 'text')} without a known word"
     put_result(summary, (line,), as_json, quiet)
 
 

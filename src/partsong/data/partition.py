@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, format_count
 
 CONCENTRATIONS = (1e-300, 1e300)
 """Range of Dirichlet parameters for which gamma variates stay in the range of float64."""
@@ -80,6 +80,7 @@ def _require_enough(rows: int, parties: int) -> None:
         raise ParameterError(f"parties must be at least 1; got {parties}.", parameter="parties")
     if parties > rows:
         raise ParameterError(
-            f"{rows} rows cannot be split into {parties} parties: each needs at least one row. Use fewer parties.",
+            f"{format_count(rows, 'row')} cannot be split into {parties} parties: each needs at least one row. "
+            "Use fewer parties.",
             parameter="parties",
         )

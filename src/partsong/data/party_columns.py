@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from partsong.errors import FeatureError, PartyError, first_few
+from partsong.errors import FeatureError, PartyError, first_few, format_count
 
 MOST_NAMES, FEW_PARTIES = 30, 5
 """Maximum number of columns of a party, and of parties, that a message names."""
@@ -78,7 +78,7 @@ def describe_difference(name: str, held: Columns, whom: str, expected: Columns) 
     missing, extra = _gap(held, expected)
     said = [f"lacks {first_few(missing[:MOST_NAMES], len(missing), 'column')}"] if missing else []
     said += [f"has {first_few(extra[:MOST_NAMES], len(extra), 'other column')}"] if extra else []
-    said = said or [f"has {held.width} columns, not {expected.width}"]
+    said = said or [f"has {format_count(held.width, 'column')}, not {expected.width}"]
     return f"Party {name!r} {' and '.join(said)}, compared with {whom}."
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from partsong.errors import FeatureError, first_few
+from partsong.errors import FeatureError, first_few, format_count
 
 _MISSING = ("None", "nan", "NaT", "<NA>")
 TILE_BYTES = 2 << 20
@@ -316,7 +316,7 @@ def require_names(feature_names: Sequence[str], source: str) -> None:
 def name_errors(names: Sequence[str], n_columns: int) -> Iterator[Finding]:
     """Yield findings on a wrong number of names, duplicates, empty names, and names that are not text."""
     if len(names) != n_columns:
-        message = f"{len(names)} feature names for {n_columns} columns."
+        message = f"{format_count(len(names), 'feature name')} for {format_count(n_columns, 'column')}."
         yield Finding("name-count", "error", message, "Pass one name per column, or none.", count=len(names))
     empty = [position for position, name in enumerate(names) if _is_missing(name)]
     twice = [name for name in repeated(names) if not _is_missing(name)]

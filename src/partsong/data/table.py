@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partsong.data.scan import SHOWN, Finding, is_sparse, repeated
-from partsong.errors import FeatureError, ShapeError, first_few
+from partsong.errors import FeatureError, ShapeError, first_few, format_count
 
 _FEWEST_TITLES = 3  # two numbers ascend in half of all rows by chance
 _LOOKED_AT = 100
@@ -56,12 +56,15 @@ class Table:
         n_rows, n_columns = self.X.shape
         if self.feature_names is not None and len(self.feature_names) != n_columns:
             raise FeatureError(
-                f"{self.source}: {len(self.feature_names)} feature names for {n_columns} columns. "
+                f"{self.source}: {format_count(len(self.feature_names), 'feature name')} for "
+                f"{format_count(n_columns, 'column')}. "
                 "Pass one name per column, or none."
             )
         for what, values in (("sample names", self.sample_names), ("labels", self.labels)):
             if values is not None and len(values) != n_rows:
-                raise ShapeError(f"{self.source}: {len(values)} {what} for {n_rows} rows. Pass one per row, or none.")
+                raise ShapeError(
+                    f"{self.source}: {len(values)} {what} for {format_count(n_rows, 'row')}. Pass one per row, or none."
+                )
 
     def aligned_to(self, feature_names: Sequence[str], *, drop_extra: bool = False) -> Table:
         """Return the same rows with columns selected by name, in the given order; a reordered memmap is read to memory.

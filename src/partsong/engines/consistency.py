@@ -14,7 +14,7 @@ import numpy as np
 
 from partsong.core.interfaces import Layout, Program, Schedule, Shard, type_name
 from partsong.engines.collective import Communicator, RunEnded, all_gather_text
-from partsong.errors import CompositionError, ParameterError, PartsongError
+from partsong.errors import CompositionError, ParameterError, PartsongError, format_count
 
 SHOWN = 60
 """Characters of a difference that an error shows."""
@@ -91,11 +91,13 @@ def _placement(cards: Sequence[Mapping[str, Any]]) -> Placement:
                 f"Party names must differ, but {name!r} is at {_format_ranks(sorted({homes[name], rank}))}."
             )
         homes[name] = rank
-    widths = [" and ".join(sorted({f"{width} columns" for _, width, _ in card["parties"]})) for card in cards]
+    widths = [
+        " and ".join(sorted({format_count(width, "column") for _, width, _ in card["parties"]})) for card in cards
+    ]
     if len({width for _, (_, width, _) in _parties(cards)}) > 1:
         raise CompositionError(
-            f"Parties must hold the same columns, but {_format_differences(widths)}. Bring them to one list "
-            "of features first."
+            f"Parties must hold the same columns, but {_format_differences(widths)}. Use one list of "
+            "features for all parties."
         )
     return Placement(_layout(cards), homes)
 

@@ -34,6 +34,7 @@ from partsong.errors import (
     ParameterError,
     PartsongError,
     ShapeError,
+    format_count,
     with_message,
 )
 from partsong.estimators.validation import (
@@ -386,13 +387,14 @@ def _mark_of(source: BlockSource) -> str:
 def _require_enough(name: str, shape: tuple[int, int], settings: DistributedSettings) -> None:
     """Require a row per worker and, if both factors are distributed, a column."""
     traits, ranks = traits_by_name(settings.method), settings.ranks
-    nouns, servers = ("rows", "columns") if traits.needs_columns else ("rows",), int(traits.asynchronous)
-    over = f"{ranks - servers} workers" if servers else f"{ranks} ranks"
+    nouns, servers = ("row", "column") if traits.needs_columns else ("row",), int(traits.asynchronous)
+    over = format_count(ranks - servers, "worker") if servers else format_count(ranks, "rank")
     for noun, size in zip(nouns, shape, strict=False):
         if size < ranks - servers:
             raise ParameterError(
-                f"{name}: {size} {noun} cannot be split over {over}: each needs at least one. "
-                f"Start at most {size + servers} ranks{', of which the first is the server' if servers else ''}."
+                f"{name}: {format_count(size, noun)} cannot be split over {over}: each needs at least one. "
+                "Start at most "
+                f"{format_count(size + servers, 'rank')}{', of which the first is the server' if servers else ''}."
             )
 
 

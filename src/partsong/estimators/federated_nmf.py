@@ -23,7 +23,7 @@ from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Parallel, Sequential
-from partsong.errors import FormatError, ParameterError
+from partsong.errors import FormatError, ParameterError, format_count
 from partsong.estimators.parties import (
     method_options_of,
     named_parties,
@@ -647,7 +647,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     @contextmanager
     def _progress_then_finish(self, job: FitJob) -> Iterator[None]:
         """Show progress; after the last round, or an error, set the model of the rounds made."""
-        title = f"{self.method if isinstance(self.method, str) else 'program'}, {len(job.fit.shards)} parties"
+        title = (
+            f"{self.method if isinstance(self.method, str) else 'program'}, "
+            f"{format_count(len(job.fit.shards), 'party', 'parties')}"
+        )
         try:
             with progress(self.verbose, job.fit.last, self.time_budget, title) as job.bar:
                 yield

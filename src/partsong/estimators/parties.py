@@ -25,6 +25,7 @@ from partsong.errors import (
     PartsongError,
     ShapeError,
     first_few,
+    format_count,
     with_message,
 )
 from partsong.estimators.validation import columns_of, numbers_of, numbers_with_gaps, one_of, stop_of, warn_of_unknown
@@ -196,7 +197,8 @@ def _row_labels(X: Any, parties: Any) -> list[str]:
     given = list(given)
     if len(given) != X.shape[0]:
         raise ShapeError(
-            f"parties has {len(given)} labels, but X has {X.shape[0]} rows. Pass one label per row, in their order.",
+            f"parties has {format_count(len(given), 'label')}, but X has {format_count(X.shape[0], 'row')}. "
+            "Pass one label per row, in their order.",
             parameter="parties",
         )
     missing = [i for i, label in enumerate(given) if not _is_label(label)]
@@ -285,7 +287,8 @@ def _labels(matrices: Any, names: Any) -> list[str]:
     labels = list(names) if names is not None else party_names(len(matrices))
     if len(labels) != len(matrices):
         raise ParameterError(
-            f"names has {len(labels)} names for {len(matrices)} parties. Pass one per party, in their order, or none.",
+            f"names has {format_count(len(labels), 'name')} for "
+            f"{format_count(len(matrices), 'party', 'parties')}. Pass one per party, in their order, or none.",
             parameter="names",
         )
     wrong = [i for i, label in enumerate(labels) if not isinstance(label, str) or not label.strip()]

@@ -32,6 +32,7 @@ from partsong.errors import (
     ShapeError,
     UnreadableError,
     first_few,
+    format_count,
 )
 from partsong.solvers.initialization import InitialFactors
 from partsong.solvers.observed import ObservedRowSolver
@@ -245,7 +246,7 @@ def check_weights(W: Any, rank: int) -> np.ndarray:
     weights = numeric("W", W)
     if weights.ndim not in (1, 2) or weights.shape[-1] != rank:
         raise ShapeError(
-            f"inverse_transform takes weights with {rank} columns, one per component; "
+            f"inverse_transform takes weights with {format_count(rank, 'column')}, one per component; "
             f"got an array of shape {weights.shape}."
         )
     _require_none("W", weights, ~np.isfinite(weights), "finite", "Remove the rows with gaps, or impute them.")

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from partsong import kernels
 from partsong.core.interfaces import Array
-from partsong.errors import DataError, DataTypeError, FormatError, ParameterError, ShapeError
+from partsong.errors import DataError, DataTypeError, FormatError, ParameterError, ShapeError, format_count
 from partsong.io.opening import open_bytes, parse_errors, resolve_path
 
 WINDOW = 110
@@ -91,7 +91,10 @@ def count_pairs(X: Any, topic_pairs: TopicPairs) -> Cooccurrence:
     """From documents × words (sparse or dense), in which every entry above zero is an occurrence."""
     rows = sparse.csr_array(X)
     if topic_pairs.words and topic_pairs.words[-1] >= rows.shape[1]:
-        raise ShapeError(f"Topics name column {topic_pairs.words[-1]}, but the documents have {rows.shape[1]} columns.")
+        raise ShapeError(
+            f"Topics name column {topic_pairs.words[-1]}, but the documents have "
+            f"{format_count(rows.shape[1], 'column')}."
+        )
     chosen = rows[:, list(topic_pairs.words)]
     occurs = sparse.csr_array(((chosen.data > 0).astype(np.int64), chosen.indices, chosen.indptr), chosen.shape)
     words = np.bincount(occurs.indices, occurs.data, len(topic_pairs.words)).astype(np.int64)
@@ -381,7 +384,7 @@ def _coherence(known: Sequence[Any], measure: Callable[[Any], float], unknown: i
     values = tuple(measure(words) if len(words) > 1 else math.nan for words in known)
     if all(map(math.isnan, values)):
         raise DataError(
-            f"None of {len(values)} topics has two words with {what}, so coherence is undefined. "
+            f"No topic has two words with {what}, so coherence is undefined. "
             "Check that topics and reference have the same language, case and tokenization."
         )
     return Coherence(values, unknown)
@@ -413,7 +416,10 @@ def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:
     """
     values = np.asarray(kernels.of(H).to_numpy(H), np.float64)
     if values.ndim != 2:
-        raise ShapeError(f"Topics are the rows of a matrix (topics × words); this has {values.ndim} dimensions.")
+        raise ShapeError(
+            "Topics are the rows of a matrix (topics × words); this array has "
+            f"{format_count(values.ndim, 'dimension')}."
+        )
     if n < 1:
         raise ParameterError(f"n must be at least 1 word per topic; got n={n}.", parameter="n")
     if not np.isfinite(values).all():
@@ -426,7 +432,10 @@ def top_words(H: Array, vocabulary: Sequence[str], n: int = 10) -> tuple[tuple[s
     """The same as words: `vocabulary` has one for each column."""
     topics = top_columns(H, n)
     if len(vocabulary) != H.shape[1]:
-        raise ShapeError(f"The vocabulary has {len(vocabulary)} words, but topics have {H.shape[1]} columns.")
+        raise ShapeError(
+            f"The vocabulary has {format_count(len(vocabulary), 'word')}, but topics have "
+            f"{format_count(H.shape[1], 'column')}."
+        )
     return tuple(tuple(vocabulary[j] for j in topic) for topic in topics)
 
 

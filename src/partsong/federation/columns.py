@@ -163,7 +163,7 @@ def find_columns(
     if not missing and not extra:
         return tuple(places[row] for row in rows), unused
     if are_secret:
-        reasons = [f"{len(missing)} columns are missing here; {len(extra)} are here but not at most other sites"]
+        reasons = [f"columns that are missing here: {len(missing)}; here but not at most other sites: {len(extra)}"]
     else:
         reasons = [f"{name} is here but not at most other sites" for name in extra]
         if missing:

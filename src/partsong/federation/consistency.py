@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partsong.errors import FileError, FormatError, ParameterError
+from partsong.errors import FileError, FormatError, ParameterError, format_count
 from partsong.federation.audit_log import AuditLog, ReleaseHistory, SentAttempt
 from partsong.federation.chain import RESTORE_BACKUP
 from partsong.federation.ledger import AttemptKey, LedgerState, OpeningBalance, SiteLedger
@@ -85,11 +85,14 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
     number, lines = recorded.covered_lines
     own, log, found = ledger.path.name, audit.path.name, compare(recorded, left)
     if left.lines < lines:
-        why = f"{log} has {left.lines} lines, but had {lines} before line {number} of {own}: it is an older backup."
+        why = (
+            f"{log} has {format_count(left.lines, 'line')}, but had {lines} before line {number} of {own}: it "
+            "is an older backup."
+        )
     elif found.uncharged:
         why = (
-            f"{log} lists {len(found.uncharged)} sent attempts (the first: {_format_attempt(*found.uncharged)}) that "
-            f"{own} has not charged: it is an older backup, or lines were removed from its end."
+            f"{log} lists {format_count(len(found.uncharged), 'sent attempt')} (the first: "
+            f"{_format_attempt(*found.uncharged)}) that {own} has not charged: it is an older backup, or lines were removed from its end."
         )
     elif found.other_noise:
         why = (
@@ -98,8 +101,8 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
         )
     elif found.unlogged:
         why = (
-            f"{own} has charged {len(found.unlogged)} attempts (the first: {_format_attempt(*found.unlogged)}) that "
-            f"{log} does not list: it is an older backup, was removed, or lines are missing at its end."
+            f"{own} has charged {format_count(len(found.unlogged), 'attempt')} (the first: "
+            f"{_format_attempt(*found.unlogged)}) that {log} does not list: it is an older backup, was removed, or lines are missing at its end."
         )
     else:
         return

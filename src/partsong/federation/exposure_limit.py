@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partsong.errors import PartsongError
+from partsong.errors import PartsongError, format_count
 from partsong.federation.site.state import column_energies, rows_per_column
 from partsong.federation.wire import RequestRefused, exposure_advice
 from partsong.privacy.exposure import Exposure, Support, directions_of, rows_per_direction
@@ -163,7 +163,8 @@ class ExposureLimit:
             is_too_few = "" if stated is None else f" directions_before = {stated} is less than one for each."
             raise RequestRefused(
                 "exposure",
-                f"The ledger does not say how many combinations of rows left in {uncounted} releases without noise, "
+                "The ledger does not say how many combinations of rows left in "
+                f"{format_count(uncounted, 'release')} without noise, "
                 f"which partsong 0.1.0 wrote.{is_too_few} Set directions_before in site.toml to the sum of rounds × "
                 f"rank of these runs; or, if the rows are new since, set other_rows_since = {recorded.lines}.",
             )
@@ -178,10 +179,12 @@ class ExposureLimit:
         most = usage.max_directions(limit, may_zero)
         room = rounded_down(most, is_masked) - before
         fitting = largest_within(plan, room)
-        parts = [f"{planned} combinations of rows would leave without noise, and {before} have left before."]
+        parts = [
+            f"{format_count(planned, 'combination')} of rows would leave without noise (before this run: {before})."
+        ]
         if may_zero:
             least = rows_per_direction(limit) * most
-            parts.append(f"Columns with half of the squared norm are used by {least} rows or more, so")
+            parts.append(f"Columns with half of the squared norm have a value in {least} rows or more, so")
         else:
             support = usage.support_above(1)
             parts.append(f"The rarest column has a value in {support.rarest} of {support.rows} rows, so")
@@ -192,7 +195,7 @@ class ExposureLimit:
         rare = usage.rare(least)
         if rare.any() and not may_zero and usage.energy_share(rare) <= MAX_ZEROED_SHARE:
             parts.append(
-                f"Fewer than {least} rows use {int(rare.sum())} of {len(rare)} columns, which hold "
+                f"{int(rare.sum())} of {len(rare)} columns have values in fewer than {least} rows; they hold "
                 f"{usage.energy_share(rare):.2%} of the squared norm; "
                 f'rare_columns = "zero" sets them to zero in the run.'
             )
@@ -213,7 +216,7 @@ def rare_columns_note(rows: Any, order: Sequence[int], least: int) -> str:
     if not count:
         return ""
     return (
-        f"{count} of {len(order)} columns are zero in this run, because fewer than {least} rows use them "
+        f"{count} of {len(order)} columns are zero in this run, because they have values in fewer than {least} rows "
         f'(rare_columns = "zero"). They hold {share:.2%} of the squared norm.'
     )
 

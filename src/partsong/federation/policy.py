@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from partsong.core.parameters import read_toml
-from partsong.errors import FileError, ParameterError
+from partsong.errors import FileError, ParameterError, format_count
 from partsong.federation.experiment import METHODS, RunRequest, TextRule
 from partsong.federation.exposure_limit import REFUSE, count_rare_columns, rounded_down, rounded_up
 from partsong.federation.ledger import SiteLedger
@@ -130,7 +130,9 @@ class Policy:
         if request.method not in self.methods:
             raise RequestRefused("method", f"The run uses {request.method!r}; allowed: {', '.join(self.methods)}.")
         if request.rounds > self.maximum_rounds:
-            raise RequestRefused("rounds", f"The run has {request.rounds} rounds; allowed: {self.maximum_rounds}.")
+            raise RequestRefused(
+                "rounds", f"The run has {format_count(request.rounds, 'round')}; allowed: {self.maximum_rounds}."
+            )
         if self.secure_aggregation and not request.secure_aggregation:
             raise RequestRefused("masks", "The run uses plain sums; site.toml requires secure aggregation.")
         least = self.minimum_rows
@@ -139,11 +141,12 @@ class Policy:
             least = 1 if is_hidden else 1 << (2 * request.rank - 1).bit_length()
         if rows < least:
             raise RequestRefused(
-                "rows", f"This site holds {rows} rows; at least {least} are needed for rank {request.rank}."
+                "rows",
+                f"This site holds {format_count(rows, 'row')}; at least {least} are needed for rank {request.rank}.",
             )
         if request.parties < self.minimum_parties:
             raise RequestRefused(
-                "parties", f"{request.parties} parties would be in a sum; at least {self.minimum_parties} are needed."
+                "parties", f"Parties in a sum: {request.parties}; at least {self.minimum_parties} are needed."
             )
 
     def require_mask_bound(self, bound: float | None) -> None:
@@ -263,14 +266,14 @@ def answer_rare_columns(folder: Path, answer: str) -> None:
 
 # ---- terms ------------------------------------------------------------------------------------------------------
 
-LIMITED = """  At most {most} combinations of your rows may leave; {sent} have left. A run that needs more is refused.
+LIMITED = """  At most {most} of your rows may leave; {sent} have left. A run that needs more is refused.
   (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.)
   This holds for a coordinator that follows the protocol. One that sends crafted models can read single rows; only
   noise (epsilon) prevents that. Here, secure aggregation hides only which site a row comes from.
   Exposure {level}"""
 UNLIMITED = """  site.toml sets no limit (maximum_exposure = "rows"): after enough rounds your rows can be
-  reconstructed, also under secure aggregation. {sent} combinations of them have left. Only noise (epsilon) prevents
-  that."""
+  reconstructed, also under secure aggregation. Combinations of them that have left: {sent}. Only noise
+  (epsilon) prevents that."""
 OF_TEXTS = """  Most words occur in few texts, so sums of texts without noise reveal the texts. Methods that send sums
   ("exact", "fnmf", "fedlda") are refused unless site.toml has maximum_exposure = "rows". "fednmf" sends only H; no
   bound is known for what H reveals."""
@@ -316,7 +319,7 @@ class Terms:
             else ""
         )
         numbers = {
-            "most": rounded_down(most, self.policy.secure_aggregation),
+            "most": format_count(rounded_down(most, self.policy.secure_aggregation), "combination"),
             "sent": self.sent,
             "rarest": support.rarest,
         }
@@ -330,7 +333,8 @@ class Terms:
             ]
         if self.uncounted:
             said.append(
-                f"  The ledger has {self.uncounted} releases of partsong 0.1.0 without the number of combinations "
+                f"  The ledger has {format_count(self.uncounted, 'release')} of partsong 0.1.0 without the "
+                "number of combinations "
                 "they sent.\n  Runs without noise are refused until site.toml states it (directions_before)."
             )
         return "\n".join(said), bool(rare)

@@ -35,6 +35,7 @@ from partsong.errors import (
     SiteRefused,
     TooFewParties,
     UploadError,
+    format_count,
 )
 from partsong.federation.transports.base import MAX_MESSAGE_BYTES
 from partsong.io.state_file import read_state, write_state
@@ -446,7 +447,7 @@ def exposure_advice(counts: Mapping[str, int]) -> str:
     rounds, rank = counts.get("rounds", 0), counts.get("rank", 0)
     if not rounds and not rank:
         return "No round without noise is allowed; use noise"
-    allowed = [f"{rounds} rounds of this rank"] if rounds else []
+    allowed = [f"{format_count(rounds, 'round')} of this rank"] if rounds else []
     allowed += [f"rank {rank} in as many rounds"] if rank else []
     return f"At most {' or '.join(allowed)} would be allowed"
 

@@ -17,7 +17,16 @@ import numpy.typing as npt
 from partsong.core.renamed import translate_settings
 from partsong.core.runtime import package_version
 from partsong.data.scan import require_names
-from partsong.errors import DataError, DataTypeError, FeatureError, FileError, FormatError, ParameterError, ShapeError
+from partsong.errors import (
+    DataError,
+    DataTypeError,
+    FeatureError,
+    FileError,
+    FormatError,
+    ParameterError,
+    ShapeError,
+    format_count,
+)
 from partsong.io.opening import parse_errors, resolve_path
 from partsong.io.tensor_file import JSON, FileKind, read_tensors, require_json, write_tensors
 
@@ -107,7 +116,9 @@ def _require_shares(shares: npt.NDArray[Any] | None, n_components: int) -> None:
     if not isinstance(shares, np.ndarray) or shares.dtype not in (np.float32, np.float64):
         raise DataTypeError("shares must be a float32 or float64 array. Convert them with np.asarray(shares, float).")
     if shares.shape != (n_components,):
-        raise ShapeError(f"shares have shape {shares.shape} for {n_components} components. Pass one per component.")
+        raise ShapeError(
+            f"shares have shape {shares.shape} for {format_count(n_components, 'component')}. Pass one per component."
+        )
     if not np.isfinite(shares).all():
         raise DataError(f"shares contain NaN or infinite values. {_ONCE_MORE}")
 
@@ -119,7 +130,8 @@ def _require_names(names: tuple[str, ...] | None, n_columns: int) -> None:
         raise FeatureError("feature_names must be a tuple of text, or None. Convert them with tuple(map(str, names)).")
     if len(names) != n_columns:
         raise FeatureError(
-            f"{len(names)} feature names for {n_columns} columns of the components. Pass one per column."
+            f"{format_count(len(names), 'feature name')} for {format_count(n_columns, 'column')} of the "
+            "components. Pass one per column."
         )
     if len(set(names)) < len(names):
         require_names(names, "feature_names")

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from partsong.errors import DataTypeError, FeatureError, FileError, ShapeError
+from partsong.errors import DataTypeError, FeatureError, FileError, ShapeError, format_count
 from partsong.io.delimited import SAMPLE_TITLE
 from partsong.io.opening import import_optional, resolve_path
 from partsong.io.write import atomic_write, quoting_for
@@ -81,12 +81,16 @@ def _checked(
         raise ShapeError(f"W must be samples x components, but has shape {W.shape}. Reshape it.")
     n_samples, n_components = W.shape
     if sample_names is not None and len(sample_names) != n_samples:
-        raise ShapeError(f"{len(sample_names)} sample names for {n_samples} rows of W. Pass one per row, or none.")
+        raise ShapeError(
+            f"{format_count(len(sample_names), 'sample name')} for {format_count(n_samples, 'row')} of W. Pass "
+            "one per row, or none."
+        )
     if component_names is None:
         component_names = [f"component_{number}" for number in range(1, n_components + 1)]
     if len(component_names) != n_components:
         raise ShapeError(
-            f"{len(component_names)} component names for {n_components} columns of W. Pass one per column."
+            f"{format_count(len(component_names), 'component name')} for {format_count(n_components, 'column')} "
+            "of W. Pass one per column."
         )
     if len(set(component_names)) < n_components:
         raise FeatureError(f"Component names must differ; got {', '.join(component_names[:5])}, …. Rename some.")

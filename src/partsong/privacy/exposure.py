@@ -27,7 +27,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from partsong.core.interfaces import Shard
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, format_count
 
 
 class Exposure(enum.StrEnum):
@@ -126,7 +126,8 @@ class Support:
 
     def __str__(self) -> str:
         return (
-            f"This table has {self.rows} rows; its rarest column has a value in {self.rarest} of them. For a "
+            f"This table has {format_count(self.rows, 'row')}; its rarest column has a value in {self.rarest} "
+            "of them. For a "
             f"federation with exact rounds, count rounds × components over all runs. Above {self.rarest // 2}, values "
             f"can be computed back. Above {self.rarest // 10}, someone who holds a person's record can do more than "
             "guess that it was used."
@@ -221,9 +222,11 @@ class PartyExposure:
         if self.level is Exposure.BOUNDED:
             return f"Exposure: bounded. {MEANING[self.level]}"
         return (
-            f"Exposure: {self.level}. {self.rounds} rounds × {self.rank} components sent {self.directions} "
-            f"combinations of the {self.support.rows} rows of {self.party} (rarest column: {self.support.rarest} "
-            f"rows). {MEANING[self.level]} {self.advice}"
+            f"Exposure: {self.level}. {format_count(self.rounds, 'round')} × "
+            f"{format_count(self.rank, 'component')} sent "
+            f"{format_count(self.directions, 'combination')} of the {format_count(self.support.rows, 'row')} of "
+            f"{self.party} (rarest column: {format_count(self.support.rarest, 'row')}). {MEANING[self.level]} "
+            f"{self.advice}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -240,12 +243,13 @@ class PartyExposure:
     @property
     def advice(self) -> str:
         """The largest run that would have stayed within `membership`."""
+        most, stays = format_count(self.max_rounds, "round"), "stays" if self.max_rounds == 1 else "stay"
         if self.level.within(Exposure.MEMBERSHIP):
-            return f"At most {self.max_rounds} rounds of this rank stay at level membership."
+            return f"At most {most} of this rank {stays} at level membership."
         if not self.max_rounds and not self.max_rank:
             return "Not even one exact round stays at level membership here. Use noise."
         rank = f" (or rank {self.max_rank})" if self.max_rank else ""
-        return f"At most {self.max_rounds} rounds{rank} stay at level membership."
+        return f"At most {most}{rank} {stays} at level membership."
 
 
 def max_exchanges(program: Any, most: int, parties: int = 1, ceiling: int = 1 << 20) -> int:

@@ -230,8 +230,8 @@ class SecureSum:
         participants = tuple(sorted(set(context.participants)))
         if len(participants) < self.fewest:
             raise TooFewParties(
-                f"Only {len(participants)} parties ({', '.join(participants)}) were asked for the masked sum of round "
-                f"{context.index}, and {self.fewest} are needed. Nothing was sent."
+                f"The masked sum of round {context.index} needs at least {self.fewest} parties, and has "
+                f"{len(participants)} ({', '.join(participants)}). Nothing was sent."
             )
         settings = crypto.fingerprint(
             *(f"{float(bound)!r}" for bound in (self.bound, self.weight_bound, self.majority, self.fewest)),

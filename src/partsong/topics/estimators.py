@@ -18,7 +18,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Outcome, Program, Reduction, RowSolver
 from partsong.core.parameters import real_number, whole_number
 from partsong.engines.rounds import sample_participants
-from partsong.errors import DataError, ParameterError
+from partsong.errors import DataError, ParameterError, format_count
 from partsong.estimators.persistence import penalties_to_dict
 from partsong.estimators.validation import (
     precision_of,
@@ -166,7 +166,7 @@ class TopicEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             prepared = prepare(plan.rule, parties, plan.words, seed, plan.weighting)
         require_words(program, prepared.weighing.vocabulary.n_columns)
         course = TopicRun(rounds, seed, plan.stop, absent, reduction, device=self.device, weighting=plan.weighting)
-        label = f"topics of {sum(map(len, parties.values()))} texts"
+        label = f"topics of {format_count(sum(map(len, parties.values())), 'text')}"
         with progress(self.verbose, rounds, self.time_budget, label) as bar:
             found = learn(program, prepared.rows, course, plan.dtype, bar)
         self._keep(found, prepared, program.solver, seed)
@@ -642,7 +642,8 @@ history_, n_iter_, outcome_, seed_ :
         for name, is_empty in self.empty_documents_.items():
             if is_empty.all():
                 warnings.warn(
-                    f"Party {name!r}: none of its {len(is_empty)} documents has a word of the vocabulary. It took part "
+                    f"Party {name!r}: none of {format_count(len(is_empty), 'document')} has a word of the "
+                    "vocabulary. It took part "
                     "with rows of zeros. Check its language and the word options.",
                     UnknownWordsWarning,
                     stacklevel=3,

@@ -23,6 +23,7 @@ from partsong.errors import (
     ParameterError,
     PartsongError,
     ShapeError,
+    format_count,
     with_message,
 )
 from partsong.estimators.parties import party_names
@@ -89,7 +90,8 @@ class Vocabulary:
         counted, n_documents = document_frequencies(documents, words or Words())
         if not counted:
             raise DataError(
-                f"All {n_documents} documents are empty after splitting and removing stop words. Check language, "
+                f"None of {format_count(n_documents, 'document')} has a word left after splitting and removing "
+                "stop words. Check language, "
                 "pattern and shortest."
             )
         listed = sorted(counted)
@@ -174,8 +176,9 @@ class DocumentRows:
         """Return self; refuse a collection in which every document is empty."""
         if self.n_empty == len(self.is_empty):
             raise DataError(
-                f"{whose}: all {len(self.is_empty)} documents are empty; none has a word of the vocabulary "
-                f"({self.rows.shape[1]} columns). Check the language, the word options and the vocabulary."
+                f"{whose}: none of {format_count(len(self.is_empty), 'document')} has a word of the vocabulary "
+                f"({format_count(self.rows.shape[1], 'column')}). Check the language, the word options and the "
+                "vocabulary."
             )
         return self
 

@@ -179,7 +179,7 @@ def test_other_vocabularies_have_the_frequencies_of_all_parties(source, tmp_path
 
 def test_texts_without_a_known_word_are_kept_and_flagged():
     parties = {"a": [*texts_about(0), "", None, float("nan")], "b": texts_about(1), "c": ["xylograph", "unheard"]}
-    with pytest.warns(UnknownWordsWarning, match="Party 'c': none of its 2 documents"):
+    with pytest.warns(UnknownWordsWarning, match="Party 'c': none of 2 documents"):
         model = partsong.FederatedTopicModel(3, random_state=0).fit(parties)
     assert {name: int(flags.sum()) for name, flags in model.empty_documents_.items()} == {"a": 3, "b": 0, "c": 2}
     assert not model.transform(["", "xylograph", None]).any()

@@ -12,7 +12,7 @@ import typer
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, facts, failure, handle_errors, put_json, put_result, tell, visible
 from partsong.core.parameters import suggest_name
-from partsong.errors import BrokenChain, ParameterError
+from partsong.errors import BrokenChain, ParameterError, format_count
 from partsong.federation.audit_log import (
     COLUMNS,
     count_unlisted,
@@ -164,7 +164,10 @@ def opening(
     if stated.epsilon is not None:
         about = f"unit {stated.unit} ({stated.relation})"
         cost = f"ε = {stated.epsilon:.4g} at δ = {stated.delta:g} is spent, {about}."
-    count = f"{stated.releases} releases, {stated.directions} combinations of rows without noise"
+    count = (
+        f"{format_count(stated.releases, 'release')}, {format_count(stated.directions, 'combination')} of "
+        "rows without noise"
+    )
     put_result(asdict(stated), (f"Opening balance: {count}", cost), as_json)
 
 

@@ -16,7 +16,7 @@ import typer
 
 from partsong.console.options import AsJson, examples
 from partsong.console.output import handle_errors, put_result, require_writable, warn
-from partsong.errors import FileError, ParameterError
+from partsong.errors import FileError, ParameterError, format_count
 from partsong.federation.columns import labels_of
 from partsong.federation.commands.demo import DEMO, demo
 from partsong.federation.commands.site import JOIN, SHARED_KEY, join, shared_key
@@ -235,7 +235,7 @@ def format_progress(event: Mapping[str, Any]) -> str:
     if "waiting" in event:
         answered = f" ({event['answered']} of {event['of']} have answered)" if "of" in event else ""
         return f"waiting for {', '.join(event['waiting'])}{answered}"
-    answers = f"{len(event['participants'])} site{'' if len(event['participants']) == 1 else 's'}"
+    answers = format_count(len(event["participants"]), "site")
     refused = "".join(f"; not {name}" for name in sorted(event["refused"]))
     most = max(event["bytes_up"].values(), default=0)
     which, after = f"exchange {event.get('round')} of {event.get('rounds')}", ""
@@ -255,9 +255,9 @@ def put_end(
         shutil.copyfile(place.model, output)
     model = output or place.model
     named = {"named_columns": _named(place, public)} if public else {}
-    lines = [f"Done in {result['seconds']:.1f} s: {result['rounds']} exchanges.", f"Model: {model}"]
+    lines = [f"Done in {result['seconds']:.1f} s: {format_count(result['rounds'], 'exchange')}.", f"Model: {model}"]
     for count in named.values():
-        lines.append(f"{count} columns have one of the {len(public)} names in --names; the others are shown as hashes.")
+        lines.append(f"Columns with a name in --names: {count}. The others are shown as hashes.")
     put_result({**result, **named, "model": model, "folder": place.folder}, lines, as_json)
     for site, why in sorted(result.get("without_result", {}).items()):
         warn(f"Site {site!r} has no result of this run: {why} {missing_result_advice(why)}")

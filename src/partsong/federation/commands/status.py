@@ -15,7 +15,7 @@ import typer
 
 from partsong.console.options import AsJson, examples
 from partsong.console.output import BAD_INPUT, failure, handle_errors, put_json, visible
-from partsong.errors import CompositionError, FileError, FormatError, PartsongError
+from partsong.errors import CompositionError, FileError, FormatError, PartsongError, format_count
 from partsong.federation.audit_log import AuditLog, verify_log
 from partsong.federation.consistency import require_consistent
 from partsong.federation.flower import control
@@ -199,7 +199,7 @@ def _show_site(report: Mapping[str, Any]) -> None:
     typer.echo(f"Shared key: {'PROBLEM' if 'shared_key' in mend else 'yes' if report['shared_key'] else no_key}")
     typer.echo(_released(report))
     if audit["is_sound"]:
-        typer.echo(f"Audit log: {audit['lines']} lines, sound, last hash {audit['head']}")
+        typer.echo(f"Audit log: {format_count(audit['lines'], 'line')}, sound, last hash {audit['head']}")
     else:
         typer.echo(f"Audit log: NOT SOUND: partsong audit verify {quote(str(report['folder']))}")
     if report["refuses"] is not None:
@@ -218,14 +218,14 @@ def _released(report: Mapping[str, Any]) -> str:
     noiseless = (
         f", {report['releases_without_noise']} of them without noise" if report["releases_without_noise"] else ""
     )
-    noiseless += f" ({report['directions']} combinations of rows)" if report["directions"] else ""
+    noiseless += f" ({format_count(report['directions'], 'combination')} of rows)" if report["directions"] else ""
     cost = "0" if spent is None else f"{spent:.4g}"
     if spent is None and report["releases"] - (report["releases_without_noise"] or 0) > 0:
         cost = "releases with different units or relations do not compose"
     if report["openings"]:
         cost += f", of which an opening balance states {sum(one['epsilon'] or 0 for one in report['openings']):.4g}"
     of_what = "ε spent by the other releases" if noiseless else "ε spent"
-    return f"Released: {report['releases']} times{noiseless}; {of_what}: {cost} ({budget})"
+    return f"Released: {format_count(report['releases'], 'time')}{noiseless}; {of_what}: {cost} ({budget})"
 
 
 # ---- server -----------------------------------------------------------------------------------------------------

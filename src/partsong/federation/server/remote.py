@@ -99,8 +99,8 @@ class RemoteRounds:
         fewest: int = getattr(self._reduction, "fewest", 1)
         if len(asked) < fewest:
             raise TooFewParties(
-                f"Only {len(asked)} sites ({', '.join(asked)}) are available for the sum of round {attempt.index}, "
-                f"but {fewest} are needed. {format_missing_sites(self.layout.parties, asked, refused)} Nothing of it "
+                f"The sum of round {attempt.index} needs at least {fewest} sites, and has {len(asked)} "
+                f"({', '.join(asked)}). {format_missing_sites(self.layout.parties, asked, refused)} Nothing of it "
                 "was sent; resume the run once the others are back."
                 + (f" {RESTARTED_SITE}" if self.run.restarted - set(asked) else "")
             )

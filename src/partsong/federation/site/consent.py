@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from partsong import methods
+from partsong.errors import format_count
 from partsong.federation.exposure_limit import ExposureLimit
 from partsong.federation.policy import Policy
 from partsong.federation.site.state import require_same_data
@@ -121,7 +122,8 @@ class PolicyChecker:
         if known and len(known) < self.policy.minimum_parties:
             raise RequestRefused(
                 "parties",
-                f"The sum would have only {len(known)} parties, and site.toml requires {self.policy.minimum_parties}; "
+                f"The sum would have only {format_count(len(known), 'party', 'parties')}, and site.toml "
+                f"requires {self.policy.minimum_parties}; "
                 f"missing: {', '.join(sorted(set(parties) - set(known)))}.",
             )
 
