@@ -185,7 +185,7 @@ def error_classes() -> str:
     raised = [one for one in classes if not issubclass(one, Warning)]
     warned = [one for one in classes if issubclass(one, Warning)]
     parts = ["# Errors and warnings\n", _plain(inspect.getdoc(errors) or "") + "\n"]
-    parts += ["All are in `partsong.errors`. A message says what is wrong and what to do.\n"]
+    parts += ["All are in `partsong.errors`.\n"]
     for title, group in (("Errors", raised), ("Warnings", warned)):
         parts += [f"## {title}\n", "| class | also | when |\n|---|---|---|"]
         for one in group:

@@ -433,7 +433,7 @@ def test_a_file_of_a_newer_version_or_with_a_mistake_is_named_with_the_way_out(w
         for text, said in (
             (f"version = 2\n{kept}", "has version = 2, and this partsong reads versions up to 1. Update partsong"),
             (f"adress = 'a.b:1'\n{kept}", "has no setting 'adress'"),
-            (kept.replace(kept.splitlines()[0].partition(" = ")[2], "3", 1), "must be a text; got 3"),
+            (kept.replace(kept.splitlines()[0].partition(" = ")[2], "3", 1), "must be a string; got 3"),
             (f"{kept}\n= = =", "is not valid TOML"),
         ):
             place.write_text(text)

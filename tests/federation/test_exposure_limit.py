@@ -107,7 +107,9 @@ def test_where_no_round_is_allowed_that_is_said(tmp_path):
     federation = made(tmp_path, Experiment("exact", 5, 2), tables=tables)
     assert "No round without noise is allowed" in refusal(federation)
     assert "No round without noise is allowed" in log_of(federation)
-    assert "1 of 12 columns have values in fewer than 20 rows; they hold 0.00% of the squared norm" in log_of(federation)
+    assert "1 of 12 columns have values in fewer than 20 rows; they hold 0.00% of the squared norm" in log_of(
+        federation
+    )
 
 
 CHANGES = {

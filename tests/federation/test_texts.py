@@ -471,7 +471,9 @@ def test_a_word_is_in_no_reason_of_a_refusal(finished):
     """Where a server leaves a column out, or asks for names as if one were missing."""
     federation, _, _ = finished
     wanted = hashed(SHARED[1:], "run-1", b"key")
-    with pytest.raises(RequestRefused, match="columns that are missing here: 0; here but not at most other sites: 1") as caught:
+    with pytest.raises(
+        RequestRefused, match="columns that are missing here: 0; here but not at most other sites: 1"
+    ) as caught:
         find_columns(wanted, SHARED, "run-1", b"key", are_secret=True)
     assert caught.value.refusal == Refusal("columns", {"missing": 0, "extra": 1})
     ask = Request("east", Nonce("run-1", kind=Kind.NAMES)).to_bytes()
@@ -526,7 +528,7 @@ def test_the_rule_has_the_names_and_defaults_of_the_estimator():
         ({"max_words": 1.5}, "max_words must be"),
         ({"weighting": "tf-idf"}, "tfidf, counts"),
         ({"language": "klingon"}, "no list of stop words"),
-        ({"language": []}, "language must be a text"),
+        ({"language": []}, "language must be a string"),
         ({"stop_words": "liver"}, "list of texts"),
         ({"shortest": "2"}, "shortest must be"),
         ({"lower": 1}, "true or false"),

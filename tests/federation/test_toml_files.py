@@ -86,8 +86,8 @@ def test_none_is_left_out(load):
         ("rank = true", (": rank must be a whole number of at least 1; got True.",)),
         ("rank = 0", (": rank must be a whole number of at least 1; got 0.",)),
         ("secure_aggregation = 1", (": secure_aggregation must be true or false; got 1.",)),
-        ("columns = 'all'", (": columns must be a list of texts; got 'all'.",)),
-        ("columns = ['a', 1]", (": columns must be a list of texts; got ['a', 1].",)),
+        ("columns = 'all'", (": columns must be a list of strings; got 'all'.",)),
+        ("columns = ['a', 1]", (": columns must be a list of strings; got ['a', 1].",)),
         ("budget.unit = 'row'", (" needs budget.epsilon: a number above 0. Add it.",)),
         ("budget = 3", (": budget must be a table of settings; got 3.",)),
         ("budget.epsilon = nan", (": budget.epsilon must be a number above 0; got nan.",)),
@@ -282,7 +282,7 @@ OF_EXPERIMENTS = 'method = "exact"\nrank = 3\nrounds = 2\n'
     ("read", "text", "said"),
     [
         (Policy.read, "methods = ['exakt']", ": methods has 'exakt'. Did you mean 'exact'?"),
-        (Policy.read, "methods = 'exact'", ": methods must be a list of texts; got 'exact'. Correct it there."),
+        (Policy.read, "methods = 'exact'", ": methods must be a list of strings; got 'exact'. Correct it there."),
         (Policy.read, "maximum_exposure = 'none'", ": maximum_exposure has 'none'. Known are: guess, membership,"),
         (
             Policy.read,

@@ -26,7 +26,7 @@ from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.sketch.recovery import most_sketches, recover_from_sketches
 from partsong.solvers.coupling import ProximalTerm
 from partsong.solvers.sketched import exact_columns, exact_rows, sketched_columns, sketched_rows
-from partsong.solvers.squared_error import RowState, SquaredError, start_rows
+from partsong.solvers.squared_error import RowState, SquaredError, constant_rows
 from partsong.solvers.update_rules import CoordinateDescent, Extrapolation, InertialPalm, ProximalDescent
 
 KINDS = [Subsampling, CountSketch, Gaussian, Hadamard]
@@ -91,7 +91,7 @@ def serial(X, variant, secret, outer, inner):
     of_W, of_H = Damped(), Damped()
     B = Ht.T @ S2("start")
     A = X @ S2("start")
-    W = of_W.step(np.maximum(start_rows(B @ B.T, A @ B.T), 0), B @ B.T, A @ B.T, counts=False)
+    W = of_W.step(np.maximum(constant_rows(B @ B.T, A @ B.T), 0), B @ B.T, A @ B.T, counts=False)
     for t in range(outer * inner):
         B, A = W.T @ S1(t), X.T @ S1(t)
         Ht = of_H.step(Ht, B @ B.T, A @ B.T)
@@ -431,7 +431,7 @@ def test_any_split_is_the_serial_method_with_the_stacked_sketch(columns):
     for t in range(1, 8):
         S = np.eye(COLUMNS) if columns is None else columns.draw(COLUMNS, RANK, DRAW_SEED, "S'", t).rows(0, COLUMNS)
         B, A = Ht.T @ S, X @ S
-        W = np.maximum(start_rows(B @ B.T, A @ B.T), 0) if W is None else W
+        W = np.maximum(constant_rows(B @ B.T, A @ B.T), 0) if W is None else W
         W = stepped(W, B @ B.T, A @ B.T, 0.1 * t)
         S = all_rows(program, shards, t)
         B, A = W.T @ S, X.T @ S

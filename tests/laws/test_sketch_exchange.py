@@ -27,7 +27,7 @@ from partsong.sketch.crossing import Proportion, placed_rows, transposed_times, 
 from partsong.sketch.kinds import CountSketch, Gaussian, Hadamard, Subsampling
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.squared_error import RowState, SquaredError, start_rows
+from partsong.solvers.squared_error import RowState, SquaredError, constant_rows
 from partsong.solvers.update_rules import (
     CoordinateDescent,
     Extrapolation,
@@ -137,7 +137,7 @@ def test_without_sketch_and_damping_it_is_exact_hals(parts, penalty):
     X, solver = data(), SquaredError(CoordinateDescent(), penalty, penalty)
     shared, shards = SharedSums(K, solver), [Shard("all", as_matrix(X))]
     Ht = shared.start_server(Layout.of(shards, SEED))[0].Ht
-    given = {"all": RowState(start_rows(Ht.T @ Ht, X @ Ht))}  # a start without W settles its scale first
+    given = {"all": RowState(constant_rows(Ht.T @ Ht, X @ Ht))}  # a start without W settles its scale first
     begun = Checkpoint(0, given, *shared.start_from(Ht))
     exact = list(Sequential().run(shared, shards, Schedule(12, SEED), reduction=PlainReduction(), resume=begun))
     rounds = run(program(ratio=1.0, solver=solver), shards_of(X, parts))

@@ -24,7 +24,7 @@ from partsong.solvers.coupling import AlignedProximalTerm, NoCoupling, ProximalA
 from partsong.solvers.fused_steps import SupportsFusedSteps
 from partsong.solvers.local_steps import run_local_steps, run_steps_one_by_one
 from partsong.solvers.normal_equations import NormalEquations, Penalty
-from partsong.solvers.squared_error import SUPPORT_SWEEPS, RowState, SquaredError, start_rows
+from partsong.solvers.squared_error import SUPPORT_SWEEPS, RowState, SquaredError, constant_rows
 from partsong.solvers.update_rules import (
     BlockPivoting,
     CoordinateDescent,
@@ -599,7 +599,7 @@ def hard_problem(components, dtype=np.float64, rows=30):
     A = np.vstack([rng.random((rows, 60)), mixed @ B + 1e-3 * rng.random((rows, 60))]).astype(dtype)
     B = B.astype(dtype)
     equations, sweeps = NormalEquations.of(A, B), CoordinateDescent(SUPPORT_SWEEPS)
-    flat = start_rows(equations.gram, equations.cross)
+    flat = constant_rows(equations.gram, equations.cross)
     near, _ = sweeps.step(flat, equations, sweeps.init(flat))
     return A.astype(np.float64), B.astype(np.float64), equations, (np.zeros_like(near), near)
 

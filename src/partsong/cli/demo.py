@@ -187,12 +187,15 @@ def _print_table(found: tuple[MethodResult, ...], console: Any) -> None:
     from rich.table import Table
 
     caption = (
-        "Seconds of the rounds, all parties on this machine; compilation, once per installation, is not counted. "
-        "init: one H for all parties (shared), or one for each party (local)."
+        "pooled oracle: all rows in one place, as a reference; it is not federated. init_mode: parties start "
+        "from one H "
+        "(shared), or each from its own (local). Errors here are after a last fit of all weights W to the final H; "
+        "progress lines show the error within the rounds. Seconds are those of the rounds on this machine; "
+        "compilation, once per installation, is not counted."
     )
     table = Table(title="Error and cost of each method", caption=caption)
     table.add_column("method", no_wrap=True)
-    table.add_column("init")
+    table.add_column("init_mode")
     for heading in ("rounds", "relative error", "bytes sent per party", "seconds"):
         table.add_column(heading, justify="right")
     for method in found:

@@ -95,6 +95,9 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     with usage_errors():
         estimator = build_estimator(options, given, kind)
         estimator.check_settings()
+    # Last of the checks: a command line with another mistake hears of that one first.
+    if options.output is None and options.run_folder is None:
+        raise typer.BadParameter("no output file. Pass -o model.safetensors.", param_hint="--output")
     require_outputs(options)
     session = Session.of(options, estimator, saved)
     if session.run():
@@ -132,8 +135,6 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
             f"{options.method} needs --engine mpi or torch. A folder of parts takes {', '.join(METHODS)}.",
             param_hint="--method",
         )
-    if options.output is None and options.run_folder is None:
-        raise typer.BadParameter("no output file. Pass -o model.safetensors.", param_hint="--output")
     for name, other in NEEDS.items():
         other_value = getattr(options, other)
         if name in given and (other_value is None or other_value is False):

@@ -109,7 +109,7 @@ class Recorder:
 
     meanings: Mapping[str, str] = field(default_factory=dict)
     sent: dict[Signature, list[ArrayTraffic]] = field(default_factory=dict)
-    alone: dict[str, Array] = field(default_factory=dict)
+    after_first_round: dict[str, Array] = field(default_factory=dict)
     own: dict[str, Array] = field(default_factory=dict)
     server: State = None
     least: float = math.inf
@@ -117,7 +117,7 @@ class Recorder:
     def record(self, done: Round, row: HistoryRow) -> None:
         """Record a round; of equally good rounds the last is the best, as in `training.loop.train`."""
         if not self.sent and done.traffic:
-            self.alone = party_components(done.checkpoint)
+            self.after_first_round = party_components(done.checkpoint)
         for _, _, upload in done.traffic:
             known = self.sent.get(upload.signature) or self._arrays_of(upload)
             self.sent[upload.signature] = [replace(one, times=one.times + 1) for one in known]
@@ -206,7 +206,7 @@ def result_of(
     is_oracle, rows = candidate.is_oracle, run.history
     senders = 0 if is_oracle else len(shards)
     was_alone = candidate.init_mode == "local" and len(rows) > 1
-    known = {name: H for name, H in recorder.alone.items() if is_finite(H)} if was_alone else {}
+    known = {name: H for name, H in recorder.after_first_round.items() if is_finite(H)} if was_alone else {}
     return MethodResult(
         name=candidate.name,
         description=candidate.description,
@@ -223,7 +223,7 @@ def result_of(
         is_oracle=is_oracle,
         init_mode=candidate.init_mode,
         parties=at_parties(candidate.program, shards, finished, Recorder() if is_oracle else recorder),
-        found_alone={name: align_local_components(H, finished.H) for name, H in known.items()},
+        after_first_round={name: align_local_components(H, finished.H) for name, H in known.items()},
     )
 
 

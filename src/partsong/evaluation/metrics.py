@@ -79,16 +79,16 @@ def _numbers(H: Array) -> np.ndarray:
 class LocalComponents:
     """A party's own H_p (k × m) in the order of the shared components: row a belongs to component a.
 
-    The party has it in place places[a]; where has_partner[a] is false the two have nothing in common, and the row
-    stands there because no other place was left.
+    It is row places[a] of the party's own model. Where has_partner[a] is false, the two have nothing in common, and the
+    row fills the place that was left.
     """
 
     components: np.ndarray
     places: tuple[int, ...]
     has_partner: tuple[bool, ...]
 
-    def in_order(self, order: Sequence[int]) -> LocalComponents:
-        """The same for shared components of which order[a] now comes in place a."""
+    def reorder(self, order: Sequence[int]) -> LocalComponents:
+        """Return the same with shared component order[a] in place a."""
         return LocalComponents(
             self.components[list(order)],
             tuple(self.places[i] for i in order),
@@ -115,9 +115,9 @@ class PartyResult:
     aligned_drift: float = math.nan
     own: LocalComponents | None = None
 
-    def in_order(self, order: Sequence[int]) -> PartyResult:
-        """The same for shared components of which order[a] now comes in place a."""
-        own = None if self.own is None else self.own.in_order(order)
+    def reorder(self, order: Sequence[int]) -> PartyResult:
+        """Return the same with shared component order[a] in place a."""
+        own = None if self.own is None else self.own.reorder(order)
         return replace(self, shares=tuple(self.shares[i] for i in order), own=own)
 
 

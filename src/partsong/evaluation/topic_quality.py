@@ -21,19 +21,19 @@ WINDOW = 110
 """Words in a window of C_v (Röder, Both & Hinneburg, 2015)."""
 
 LONGEST_LINE = 1 << 20
-"""Bytes; a longer line is no vector of a word."""
+"""Bytes; a longer line cannot be a word vector."""
 MOST_DIMENSIONS = 1 << 16
 Vectors = dict[str, np.ndarray]
 EPSILON = 1e-12
-"""Added to the share of documents with both words, as in gensim."""
+"""Added to the fraction of documents with both words, as in gensim."""
 Word = TypeVar("Word", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPairs:
-    """What has to be counted for topics: their words (columns, ascending) and the pairs within a topic.
+    """What is counted for the coherence of topics: their words (columns, ascending) and the pairs within each topic.
 
-    A pair is a pair of positions in `words`, the smaller first; pairs of words of different topics are not counted.
+    A pair consists of two positions in `words`, the smaller first. Pairs across topics are not counted.
     """
 
     words: tuple[int, ...]
@@ -41,10 +41,10 @@ class TopicPairs:
 
     @staticmethod
     def of(topics: Sequence[Sequence[int]]) -> TopicPairs:
-        """Of lists of columns."""
+        """Return the words and pairs of topics, given as lists of columns."""
         words = tuple(sorted({int(word) for topic in topics for word in topic}))
         if words and words[0] < 0:
-            raise ParameterError(f"Words of topics are columns of the counts, from 0; got {words[0]}.")
+            raise ParameterError(f"The words of a topic are column numbers, from 0; got {words[0]}.")
         place = {word: i for i, word in enumerate(words)}
         lists = [sorted({place[int(word)] for word in topic}) for topic in topics]
         pairs = {(a, b) for inside in lists for i, a in enumerate(inside) for b in inside[i + 1 :]}
@@ -53,7 +53,7 @@ class TopicPairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cooccurrence:
-    """In how many of `documents` each word occurs, and each pair; int64, in the order of `topic_pairs`."""
+    """The number of `documents` that contain each word and each pair; int64, in the order of `topic_pairs`."""
 
     topic_pairs: TopicPairs
     documents: int
@@ -62,15 +62,16 @@ class Cooccurrence:
 
     def __add__(self, other: Cooccurrence) -> Cooccurrence:
         if self.topic_pairs != other.topic_pairs:
-            raise ShapeError("Counts of different words cannot be added. Count the words of the same topics.")
+            raise ShapeError("Counts of different words cannot be added. Use the same topics for both.")
         return Cooccurrence(
             self.topic_pairs, self.documents + other.documents, self.words + other.words, self.pairs + other.pairs
         )
 
     def by_topic(self, topics: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Of each topic's words that occur at all: in how many documents two of them do together, (c × c).
+        """Return for each topic the number of documents that contain two of its words (c × c).
 
-        The diagonal is in how many each does. Topics must be among those that were asked for.
+        The diagonal has the document frequency of each word. Words that occur nowhere are left out. All pairs of the
+        topics must have been counted.
         """
         place = {word: i for i, word in enumerate(self.topic_pairs.words)}
         joint = {pair: int(count) for pair, count in zip(self.topic_pairs.pairs, self.pairs, strict=True)}
@@ -81,14 +82,15 @@ class Cooccurrence:
             counts = [[joint[min(a, b), max(a, b)] for a in positions for b in positions] for positions in known]
         except KeyError as error:
             raise ParameterError(
-                f"Words or pairs of these topics were not counted (the first: {error}). Count with the same topics."
+                f"Words or pairs of these topics were not counted (the first: {error}). Count them with the "
+                "same topics."
             ) from error
         sizes = [(len(positions), len(positions)) for positions in known]
         return [np.array(each, np.int64).reshape(size) for each, size in zip(counts, sizes, strict=True)]
 
 
 def count_pairs(X: Any, topic_pairs: TopicPairs) -> Cooccurrence:
-    """From documents × words (sparse or dense), in which every entry above zero is an occurrence."""
+    """Count words and pairs in documents × words (sparse or dense); every entry above zero is an occurrence."""
     rows = sparse.csr_array(X)
     if topic_pairs.words and topic_pairs.words[-1] >= rows.shape[1]:
         raise ShapeError(
@@ -105,10 +107,10 @@ def count_pairs(X: Any, topic_pairs: TopicPairs) -> Cooccurrence:
 
 
 def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: int = WINDOW) -> Any:
-    """Each window of `size` words as a row of 0 and 1 (CSR), with `columns` for the words that matter.
+    """Return each sliding window of `size` words as a row of 0 and 1 (CSR); `columns` has the words to count.
 
-    A text that is no longer than a window, or empty, is one. gensim forgets a word that is twice in a window as soon as
-    one of the two leaves it; here it is there until both have.
+    A text that is not longer than a window is one window, even if it is empty. If a word is in a window twice, gensim
+    drops it once the first of the two leaves the window; here it counts until both have left.
     """
     if size < 1:
         raise ParameterError(f"size must be at least one word; got {size}.", parameter="size")
@@ -118,7 +120,7 @@ def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: in
     base = 0
     for text in texts:
         if isinstance(text, str):
-            raise DataError("A text for windows is a list of words, and this is one string. Split it into words first.")
+            raise DataError("A text must be a list of words, but this one is a string. Split it into words first.")
         last = max(0, len(text) - size)
         ends: dict[int, int] = {}
         for position, word in enumerate(text):
@@ -141,12 +143,12 @@ def windows(texts: Iterable[Sequence[str]], columns: Mapping[str, int], size: in
 
 
 def word_vectors(table: Any, words: Iterable[str]) -> Vectors:
-    """The vectors (float64, of one length) of those `words` that the table has.
+    """Return the vectors (float64, of one length) of those `words` that the table has.
 
-    A table is the path of a text file (a word and its numbers on each line, with or without a first line of counts,
-    packed or not), read as a stream up to the last word that is wanted; or of an .npz file with the words and a matrix;
-    or an object with `key_to_index` and `vectors`, as gensim's KeyedVectors; or a mapping. Of a word that occurs twice
-    in a file the first vector counts. Words are looked up as they are, letter by letter.
+    A table is a path, an object with `key_to_index` and `vectors`, such as gensim's KeyedVectors, or a mapping. A path
+    names an .npz file with the words and a matrix, or a text file: a word and its numbers on each line, with or without
+    a first line of counts, compressed or not. A text file is read as a stream, up to the last requested word. If a word
+    occurs twice in a file, the first vector is used. Words must match exactly.
     """
     wanted = set(words)
     if isinstance(table, (str, os.PathLike)):
@@ -168,7 +170,7 @@ def _checked(found: Mapping[str, Any]) -> Vectors:
     vectors = {word: _as_vector(word, found[word]) for word in sorted(found)}
     sizes = {len(vector) for vector in vectors.values()}
     if len(sizes) > 1:
-        raise ShapeError(f"Vectors of words must be of one length; these have {min(sizes)} to {max(sizes)} numbers.")
+        raise ShapeError(f"Word vectors must have one length; these have {min(sizes)} to {max(sizes)} numbers.")
     return vectors
 
 
@@ -178,9 +180,9 @@ def _as_vector(word: str, values: Any) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise DataTypeError(f"The vector of the word {word[:40]!r} does not consist of numbers.") from error
     if vector.ndim != 1 or not len(vector):
-        raise ShapeError(f"The vector of the word {word[:40]!r} has the shape {vector.shape}, not one row of numbers.")
+        raise ShapeError(f"The vector of the word {word[:40]!r} has shape {vector.shape}; it must be one-dimensional.")
     if not np.isfinite(vector).all():
-        raise DataError(f"The vector of the word {word[:40]!r} has NaN or infinite numbers. Repair or remove it.")
+        raise DataError(f"The vector of the word {word[:40]!r} has NaN or infinite values. Correct or remove it.")
     return vector
 
 
@@ -231,24 +233,24 @@ def _from_text(path: Path, wanted: Collection[str]) -> Mapping[str, Any]:
 
 
 def _lines(path: Path, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1, without the line's end; a blank one at the end of the file is none."""
+    """Yield numbered lines, from 1, without line ends; blank lines at the end of the file are ignored."""
     number, blank = 0, 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
         if len(line) > LONGEST_LINE:
             raise FormatError(f"{path}, line {number}: too long for a word vector. Pass a file of word vectors.")
         if b"\0" in line:
-            raise FormatError(f"{path}, line {number}: has a null character. Pass a text file, or copy it again.")
+            raise FormatError(f"{path}, line {number}: contains a null byte. Pass a text file, or copy it again.")
         stripped = line.rstrip()
         if blank and stripped:
-            raise FormatError(f"{path}, line {blank}: blank, where a word and its vector belong.")
+            raise FormatError(f"{path}, line {blank}: blank; every line must have a word and its vector. Remove it.")
         blank = number if not stripped else 0
         if stripped:
             yield number, stripped
 
 
 def _parse_header(path: Path, line: bytes) -> tuple[int | None, int]:
-    """How many words a first line of counts announces (None: it is a vector already), and the length of vectors."""
+    """Return the number of words that a first line of counts states (None: it is a vector), and the vector length."""
     line = line.removeprefix(b"\xef\xbb\xbf")
     fields = line.split()
     if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
@@ -263,7 +265,7 @@ def _parse_header(path: Path, line: bytes) -> tuple[int | None, int]:
 
 
 def _split_line(path: Path, number: int, line: bytes, size: int) -> tuple[bytes, list[bytes]]:
-    """A word and its numbers, not read yet; words may hold spaces, as a few of GloVe's do, but no numbers."""
+    """Return a word and its unparsed numbers; a word may contain spaces, as a few of GloVe do, but no numbers."""
     if number == 1:
         line = line.removeprefix(b"\xef\xbb\xbf")
     if line.count(b" ") == size and line[:1] != b" ":
@@ -301,29 +303,29 @@ def _is_number(field: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Coherence:
-    """One number per topic; NaN for a topic that was skipped, since fewer than two of its words are known."""
+    """One value per topic; NaN for a skipped topic, of which fewer than two words are known."""
 
     topics: tuple[float, ...]
     unknown_words: int = 0
 
     @property
     def skipped(self) -> int:
-        """How many topics have no number."""
+        """The number of topics without a value."""
         return sum(math.isnan(value) for value in self.topics)
 
     @property
     def mean(self) -> float:
-        """Over the topics that have one."""
+        """The mean over topics that have a value."""
         return float(np.nanmean(self.topics))
 
 
 def embedding_coherence(topics: Sequence[Sequence[str]], table: Any) -> Coherence:
-    """The mean cosine between the vectors of two words of a topic, over all pairs of its words.
+    """Return the mean cosine between the vectors of two words of a topic, over all pairs of its words.
 
         (2 / N(N − 1)) Σ_{i<j} ⟨v_i, v_j⟩ / ‖v_i‖‖v_j‖
 
-    `table` is what `word_vectors` takes. Words that it lacks, or has a vector of zeros for, are skipped and counted;
-    a word that a topic names twice counts once.
+    `table` is as in `word_vectors`. Words without a vector, or with a vector of zeros, are skipped and counted. A word
+    that a topic lists twice counts once.
     """
     lists = [list(dict.fromkeys(topic)) for topic in topics]
     vectors = word_vectors(table, (word for topic in lists for word in topic))
@@ -340,12 +342,12 @@ def embedding_coherence(topics: Sequence[Sequence[str]], table: Any) -> Coherenc
 
 
 def npmi_coherence(topics: Sequence[Sequence[int]], counts: Cooccurrence, epsilon: float = EPSILON) -> Coherence:
-    """The mean NPMI of two words of a topic (columns), over all pairs of its words: gensim's c_npmi.
+    """Return the mean NPMI of two words of a topic (columns), over all pairs of its words: gensim's c_npmi.
 
         NPMI(a, b) = log((p_ab + ε) / (p_a p_b)) / −log(p_ab + ε)
 
-    p are shares of documents (or of windows: gensim takes those of 10 words). 1 where two words only occur together,
-    −1 as ε → 0 where they never do, 0 where they are independent. Words that occur nowhere are skipped.
+    p are fractions of documents (or of windows: gensim uses 10 words). NPMI is 1 if two words only occur together, 0 if
+    they are independent, and −1 in the limit ε → 0 if they never do. Words that occur nowhere are skipped.
     """
 
     def mean_npmi(joint: np.ndarray) -> float:
@@ -355,9 +357,9 @@ def npmi_coherence(topics: Sequence[Sequence[int]], counts: Cooccurrence, epsilo
 
 
 def cv_coherence(topics: Sequence[Sequence[int]], counts: Cooccurrence, epsilon: float = EPSILON) -> Coherence:
-    """gensim's c_v: the mean over words a of cos(n_a, Σ_b n_b), where n_a = (NPMI(a, b))_b over the topic's words.
+    """Return gensim's c_v: the mean over words a of cos(n_a, Σ_b n_b), n_a = (NPMI(a, b))_b over the topic's words.
 
-    Counts are of windows of 110 words (`cooccurrence.windows`); texts that are shorter are windows themselves.
+    Count windows of 110 words (`windows`); a shorter text is one window.
     """
 
     def mean_similarity(joint: np.ndarray) -> float:
@@ -380,7 +382,7 @@ def _from_counts(
 
 
 def _coherence(known: Sequence[Any], measure: Callable[[Any], float], unknown: int, what: str) -> Coherence:
-    """A number for each topic with two known words."""
+    """Compute a value for each topic with at least two known words."""
     values = tuple(measure(words) if len(words) > 1 else math.nan for words in known)
     if all(map(math.isnan, values)):
         raise DataError(
@@ -391,10 +393,10 @@ def _coherence(known: Sequence[Any], measure: Callable[[Any], float], unknown: i
 
 
 def _npmi(joint: np.ndarray, documents: int, epsilon: float) -> np.ndarray:
-    """NPMI of all pairs from joint counts (c × c) with the words' own counts on the diagonal.
+    """Return the NPMI of all pairs from joint counts (c × c), with the words' own counts on the diagonal.
 
-    For two words that occur in every document NPMI is undefined (0/0); it counts as 1, as for all words that only occur
-    together. (gensim's ε makes that −1.)
+    For two words that occur in every document, NPMI is undefined (0/0). Here it is 1, as for all words that only occur
+    together; gensim's ε makes it −1.
     """
     shares = joint / documents
     alone = shares.diagonal()
@@ -404,15 +406,15 @@ def _npmi(joint: np.ndarray, documents: int, epsilon: float) -> np.ndarray:
 
 
 def _unit(vector: np.ndarray) -> np.ndarray | None:
-    """A vector over its norm, without overflow; None for zeros."""
+    """Return a vector divided by its norm, without overflow; None for zeros."""
     peak = float(np.abs(vector).max())
     return None if peak == 0 else (scaled := vector / peak) / np.linalg.norm(scaled)
 
 
 def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:
-    """Of each row of H (k × V) the columns of its n largest entries, largest first, equal ones in their order.
+    """Return for each row of H (k × V) the columns of its n largest entries, largest first; ties in column order.
 
-    Entries of zero belong to no topic: a row with fewer others has fewer words, and so has a vocabulary below n.
+    Zeros are left out, so a topic may have fewer than n words.
     """
     values = np.asarray(kernels.of(H).to_numpy(H), np.float64)
     if values.ndim != 2:
@@ -423,13 +425,13 @@ def top_columns(H: Array, n: int = 10) -> tuple[tuple[int, ...], ...]:
     if n < 1:
         raise ParameterError(f"n must be at least 1 word per topic; got n={n}.", parameter="n")
     if not np.isfinite(values).all():
-        raise DataError("Topics with NaN or infinite entries have no largest ones. Fit the model again.")
+        raise DataError("The topics contain NaN or infinite values. Fit the model again.")
     order = np.argsort(-values, axis=1, kind="stable")[:, :n]
     return tuple(tuple(int(j) for j in row if weights[j] > 0) for row, weights in zip(order, values, strict=True))
 
 
 def top_words(H: Array, vocabulary: Sequence[str], n: int = 10) -> tuple[tuple[str, ...], ...]:
-    """The same as words: `vocabulary` has one for each column."""
+    """Return the same as words; `vocabulary` has one for each column."""
     topics = top_columns(H, n)
     if len(vocabulary) != H.shape[1]:
         raise ShapeError(
@@ -440,8 +442,10 @@ def top_words(H: Array, vocabulary: Sequence[str], n: int = 10) -> tuple[tuple[s
 
 
 def topic_diversity(topics: Sequence[Sequence[Word]]) -> float:
-    """Distinct words over all words of the lists: 1 where no two topics share one, 1/k where all k are the same."""
+    """Return the fraction of distinct words in the lists: 1 if no two topics share a word, 1/k if all k are equal."""
     words = [word for topic in topics for word in topic]
     if not words:
-        raise DataError("Diversity needs at least one word, and the topics have none. Fit the model to some text.")
+        raise DataError(
+            "Diversity needs at least one word, but the topics have none. Fit the model to texts with words."
+        )
     return len(set(words)) / len(words)

@@ -92,7 +92,8 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
     elif found.uncharged:
         why = (
             f"{log} lists {format_count(len(found.uncharged), 'sent attempt')} (the first: "
-            f"{_format_attempt(*found.uncharged)}) that {own} has not charged: it is an older backup, or lines were removed from its end."
+            f"{_format_attempt(*found.uncharged)}) that {own} has not charged: it is an older backup, or lines "
+            "were removed from its end."
         )
     elif found.other_noise:
         why = (
@@ -102,7 +103,8 @@ def require_consistent(ledger: SiteLedger, audit: AuditLog, seen: int = 0) -> No
     elif found.unlogged:
         why = (
             f"{own} has charged {format_count(len(found.unlogged), 'attempt')} (the first: "
-            f"{_format_attempt(*found.unlogged)}) that {log} does not list: it is an older backup, was removed, or lines are missing at its end."
+            f"{_format_attempt(*found.unlogged)}) that {log} does not list: it is an older backup, was removed, "
+            "or lines are missing at its end."
         )
     else:
         return

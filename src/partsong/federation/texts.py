@@ -129,7 +129,7 @@ LISTED = "vocabulary.txt"
 MOST_DOCUMENTS = 1 << 53
 NO_KEY = (
     "A run over texts needs the shared key, and this site has none: anyone with a list of words could test it against "
-    "the hashes. One site makes it (partsong federation shared-key) and gives it to the others out of band, not "
+    "the hashes. One site makes it (partsong federation shared-key) and gives it to the others out-of-band, not "
     "through the server. Then all sites join again with --shared-key."
 )
 

@@ -1,4 +1,4 @@
-"""Read TOML files and tables of messages into typed dataclasses, and write such values as TOML.
+"""Read TOML files and tables in messages into typed dataclasses, and write such values as TOML.
 
     @dataclass(frozen=True)
     class Budget:
@@ -7,10 +7,10 @@
 
     load_toml(Path("budget.toml"), Budget)
 
-The annotations are the format: msgspec checks types and bounds, `one_of` lists names that are known at run time only,
-and `__post_init__` may raise a ParameterError for the rest. A class may have two class variables. `ADVICE` has a
-sentence for keys that people expect and that do not exist. `VERSION` is the version of the file format that the class
-reads: a file may have a key `version` (1 if it has none), and a newer one is refused before anything else is read.
+The annotations are the schema: msgspec checks types and bounds, `one_of` lists names that are known at run time only,
+and `__post_init__` may raise a ParameterError for the rest. A class may have two class variables. `ADVICE` maps keys
+that people expect, but that do not exist, to a sentence of advice. `VERSION` is the newest format version that the
+class reads: a file may have a key `version` (default 1), and a newer one is refused before anything else is read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ FINITE = sys.float_info.max
 """Upper bound of a number that must be finite: Annotated[float, Meta(gt=0, le=FINITE)]."""
 
 MOST_LETTERS = 60
-"""Of a value, in an error."""
+"""Characters of a value that an error shows."""
 
 
 def one_of(names: Collection[str]) -> Meta:
-    """Allow these names only; for a text, an enum, or the items of a list."""
+    """Allow these names only: for a string, an enumeration, or the items of a list."""
     return Meta(extra={"one_of": tuple(names)})
 
 
@@ -51,13 +51,14 @@ def load_toml(
 ) -> T:
     """Read a TOML file as a value of a dataclass. Errors name the file, the key, the value and what is expected.
 
-    `error` and `way_out` are for files that people receive and do not write: FormatError, and where to get it again.
+    `error` and `way_out` are for files that people receive instead of writing them: FormatError, and where to get the
+    file again.
     """
     return parse_table(read_table(path, kind), kind, str(path), error=error, way_out=way_out)
 
 
 def read_table(path: Path, kind: type) -> dict[str, Any]:
-    """Read a TOML file as a table without its `version`, which must be one that the class reads."""
+    """Read a TOML file as a table, without its `version`; refuse a version that the class cannot read."""
     table = read_toml(path)
     version, known = table.pop("version", 1), getattr(kind, "VERSION", 1)
     if type(version) is not int or version < 1:
@@ -73,7 +74,7 @@ def read_table(path: Path, kind: type) -> dict[str, Any]:
 def parse_table(
     table: Any, kind: type[T], where: str, *, error: type[PartsongError] = ParameterError, way_out: str = ""
 ) -> T:
-    """Convert plain values to a value of a dataclass; `where` begins every error."""
+    """Convert plain values to a dataclass; every error starts with `where`."""
     fields = inspect.type_info(kind)
     if problem := _unknown_name(table, fields, ()):
         raise error(f"{where}{problem} {way_out}".rstrip())
@@ -95,17 +96,17 @@ def require_known(table: Mapping[str, Any], known: Collection[str], where: str, 
 
 
 def format_toml(value: Any) -> str:
-    """Format a dataclass or a mapping as TOML; None is left out."""
+    """Format a dataclass or a mapping as TOML; entries that are None are omitted."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(value)))
 
 
 def save_toml(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write a TOML file, whole or not at all; one that is `private` can be read by its owner alone."""
+    """Write a TOML file atomically; only its owner can read a `private` one."""
     write_text(path, format_toml(value), private=private)
 
 
 def _unknown_name(value: Any, kind: inspect.Type, path: tuple[str, ...]) -> str:
-    """Describe the first key, or value of `one_of`, that is not known; empty if there is none."""
+    """Describe the first unknown key, or unknown value of `one_of`; empty if there is none."""
     allowed, kind = _allowed(kind), _plain(kind)
     if isinstance(value, str) and allowed and value not in allowed:
         return f": {'.'.join(path)} has {_short(value)}. {suggest_name(value, allowed)}"
@@ -127,13 +128,13 @@ def _unknown(key: str, full: str, known: Collection[str], advice: Mapping[str, s
 
 
 def _keys_in(message: str) -> list[str]:
-    """The keys in "Expected `int`, got `str` - at `$.privacy.epsilon`"; of an item of a list, those of the list."""
+    """Return the keys in "Expected `int`, got `str` - at `$.privacy.epsilon`"; for an item of a list, the list's."""
     found = re.search(r" - at `\$([^`\[]*)", message)
     return [key for key in (found[1] if found else "").split(".") if key]
 
 
 def _problem(message: str, keys: list[str], table: Any, kind: inspect.Type) -> str:
-    """Say in words what msgspec found."""
+    """Describe what msgspec has found."""
     value = table
     for key in keys:
         kind, value = _field(kind, key), value[key]
@@ -153,14 +154,14 @@ def _field(kind: inspect.Type, name: str) -> inspect.Type:
 
 
 def _plain(kind: inspect.Type) -> inspect.Type:
-    """The type itself where None is also allowed, or more is said about it."""
+    """Return the type without metadata, and without None."""
     if isinstance(kind, inspect.UnionType):
         return _plain(next((one for one in kind.types if not isinstance(one, inspect.NoneType)), kind.types[0]))
     return _plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
 
 
 def _allowed(kind: inspect.Type) -> tuple[str, ...]:
-    """The names of `one_of`."""
+    """Return the names of `one_of`."""
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     extra = (one.extra for one in kinds if isinstance(one, inspect.Metadata))
     return next((names["one_of"] for names in extra if names), ())
@@ -181,12 +182,12 @@ def _in_words(kind: inspect.Type) -> str:
         limits = " and ".join(f"{name} {bound:.4g}" for bound, name in bounds if bound is not None)
         return f"{noun} {limits}".rstrip()
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        return "a list of texts"
-    return "a text" if isinstance(kind, inspect.StrType) else "a table of settings"
+        return "a list of strings"
+    return "a string" if isinstance(kind, inspect.StrType) else "a table of settings"
 
 
 def _short(value: Any) -> str:
-    """A value as an error shows it."""
+    """Format a value for an error."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no more than 4300 digits, and 0x… may have more

@@ -293,7 +293,7 @@ CHANGE_POLICY = (
     "resume. A changed experiment may keep its --name if no site has started the run. Otherwise it needs another "
     "--name and another seed."
 )
-NEW_SEED = "Start a new run with another --name. Give it another seed, or none: partsong then draws one."
+NEW_SEED = "Start a new run with another --name. Set another seed, or none: partsong then draws one."
 SAME_ROSTER = (
     "If the run has not started: let all sites pin the same roster with exactly the parties of the run (partsong "
     "federation join KIT --roster roster.toml), then resume it. If it has started, it cannot continue without one of "

@@ -34,6 +34,9 @@ class FileKind:
     version: int
     is_private: bool = False
 
+    def __str__(self) -> str:
+        return f"a {self.format.replace('-', ' ')} file"
+
 
 def write_tensors(
     path: str | os.PathLike[str], kind: FileKind, tensors: Mapping[str, npt.NDArray[Any]], content: JSON
@@ -68,7 +71,7 @@ def read_tensors(path: str | os.PathLike[str], kind: FileKind) -> tuple[dict[str
     from safetensors import safe_open
 
     place = resolve_path(path)
-    with parse_errors(place, f"a {kind.format} file"):
+    with parse_errors(place, str(kind)):
         with place.open("rb"):
             pass
         with safe_open(place, framework="np") as file:
@@ -97,8 +100,7 @@ def require_json(value: JSON, what: str) -> None:
 def _opened(path: Path, kind: FileKind, text: str | None) -> tuple[JSON, str]:
     if text is None:
         raise FormatError(
-            f"{path}: a safetensors file, but not written by partsong (no {METADATA_KEY!r} metadata). "
-            f"Pass a {kind.format} file."
+            f"{path}: a safetensors file, but not written by partsong (no {METADATA_KEY!r} metadata). Pass {kind}."
         )
     document = json.loads(text, parse_constant=_refuse_constant)
     if not isinstance(document, dict) or set(document) != {"format", "format_version", "sha256", "content"}:

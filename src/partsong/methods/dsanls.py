@@ -36,7 +36,7 @@ from partsong.sketch.kinds import SKETCHES, Subsampling
 from partsong.sketch.operator import Operator, Sketch
 from partsong.solvers.initialization import random_columns
 from partsong.solvers.normal_equations import NormalEquations, Penalty, RuleState
-from partsong.solvers.squared_error import SquaredError, start_rows
+from partsong.solvers.squared_error import SquaredError, constant_rows
 from partsong.solvers.update_rules import RULES, Multiplicative, NoExtrapolation, ProximalDescent, warn_if_noisy
 
 
@@ -78,7 +78,7 @@ class DsanlsIteration:
 
         def step(at: slice, cross: Array) -> Sums:
             if W is None:
-                new[at] = start_rows(gram, cross)
+                new[at] = constant_rows(gram, cross)
             return (on.inner(new[at], cross),)
 
         (crossed,) = self.matrix.walk(Ht, step)

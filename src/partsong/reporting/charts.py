@@ -1,4 +1,4 @@
-"""Pictures in pages without a plotting library: grayscale PNGs, bars, and line charts in SVG."""
+"""Grayscale PNG images, bars, and SVG line charts for HTML pages, without a plotting library."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from partsong.reporting.html import Markup, element
 
-LARGEST_SIDE = 96  # pixels; a part is shown no larger than a thumbnail
-MOST_POINTS = 80  # of a curve, evenly spaced; as many again crowd toward its start
+LARGEST_SIDE = 96  # pixels; components are shown as thumbnails
+MOST_POINTS = 80  # of a curve, evenly spaced; as many again are denser toward its start
 LOGARITHMIC_BEYOND = 10.0  # ratio of the largest to the smallest positive value
 WIDTH, HEIGHT = 380.0, 270.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 30.0, 44.0
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """An 8-bit grayscale PNG of `pixels` (height, width)."""
+    """Encode `pixels` (height, width) as an 8-bit grayscale PNG."""
     height, width = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     unfiltered = np.pad(pixels, ((0, 0), (1, 0))).tobytes()  # each line starts with filter type 0
@@ -37,7 +37,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def picture(values: npt.NDArray[Any], alt: str) -> Markup:
-    """`values` (height, width) as ink on white paper: 0 is white, the largest value is black."""
+    """Return `values` (height, width) as an image: 0 is white, the largest value is black."""
     largest = values.max(initial=0.0)
     ink = _shrink(values / largest if largest > 0 else np.zeros(values.shape))
     encoded = base64.b64encode(png(np.rint(255 * (1 - ink)).astype(np.uint8))).decode("ascii")
@@ -46,7 +46,7 @@ def picture(values: npt.NDArray[Any], alt: str) -> Markup:
 
 
 def _shrink(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Means over square blocks, so that no side is longer than a thumbnail's."""
+    """Average over square blocks, so that no side exceeds `LARGEST_SIDE`."""
     block = math.ceil(max(values.shape) / LARGEST_SIDE)
     height, width = (math.ceil(side / block) for side in values.shape)
     padding = [(0, height * block - values.shape[0]), (0, width * block - values.shape[1])]
@@ -55,19 +55,19 @@ def _shrink(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def bar(fraction: float) -> Markup:
-    """A bar of this fraction of its room; decoration next to a number or a name."""
+    """Return a bar that fills this fraction of its width; hidden from screen readers, as a number stands beside it."""
     return element("span", class_="bar", style=f"width:{100 * fraction:.1f}%", aria_hidden="true")
 
 
 def key(style: str) -> Markup:
-    """A short stroke in the style of a line, for legends and tables."""
+    """Return a short line in the style of a curve, for legends and tables."""
     stroke = element("path", d="M0 5H27", class_="series")
     return element("svg", stroke, class_=f"key {style}", viewBox="0 0 27 10", aria_hidden="true")
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What an axis measures: its name, how a value is spelled, and a value it should start from, if any."""
+    """What an axis measures: its name, the format of a value (`spell`), and a value that it starts from, if any."""
 
     name: str
     spell: Callable[[float], str]
@@ -86,7 +86,7 @@ class Line:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """The finite points, thinned where there are many: evenly, and once more densely toward the start."""
+        """The finite points. Of many, a subset: evenly spaced ones, and more of them toward the start."""
         finite = [pair for pair in zip(self.x, self.y, strict=True) if all(map(math.isfinite, pair))]
         if len(finite) <= 2 * MOST_POINTS:
             return finite
@@ -97,7 +97,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A scale from `low` to `high` with its ticks; values beyond the ends of the scale are placed at its ends."""
+    """A scale from `low` to `high` with its ticks; values outside are clipped to its ends."""
 
     quantity: Quantity
     ticks: tuple[float, ...]
@@ -106,7 +106,7 @@ class Axis:
     is_logarithmic: bool
 
     def place(self, value: float) -> float:
-        """Where a value lies between the ends: 0 to 1."""
+        """Return the position of a value between the ends, from 0 to 1."""
         value = min(max(value, self.low), self.high)
         if self.is_logarithmic:
             return math.log(value / self.low) / math.log(self.high / self.low)
@@ -114,7 +114,7 @@ class Axis:
 
 
 def axis(quantity: Quantity, values: Sequence[float], compared: Sequence[float]) -> Axis:
-    """An axis for `values`; logarithmic where the positive ones among `compared` span more than a decade."""
+    """Return an axis for `values`; logarithmic if the positive ones of `compared` span more than a decade."""
     positive = [value for value in compared if value > 0]
     if positive and max(positive) / min(positive) > LOGARITHMIC_BEYOND:
         earliest = min(positive) / LOGARITHMIC_BEYOND**2
@@ -130,13 +130,13 @@ def axis(quantity: Quantity, values: Sequence[float], compared: Sequence[float])
 
 
 def _round_step(rough: float) -> float:
-    """The next step of the form 1, 2 or 5 times a power of ten; a whole number from 1 on."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * digit for digit in (1, 2, 5, 10, 20) if power * digit >= rough * 0.999)
 
 
 def _decades(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten within the ends, with their doubles and fives where there is room for them."""
+    """Return the powers of ten within the ends, and 2 and 5 times them if there are few."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if len(exponents) <= 3 else (1,)
     every = max(1, len(exponents) // 5)
@@ -164,7 +164,7 @@ def _pixel(x: Axis, y: Axis, point: tuple[float, float]) -> tuple[float, float]:
 
 
 def _frame(x: Axis, y: Axis) -> list[Markup]:
-    """Grid lines, tick labels, and the names of both axes."""
+    """Return the grid lines, tick labels and names of both axes."""
     right, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
     drawn = [element("path", d=f"M{LEFT:.1f} {floor:.1f}H{right:.1f}", class_="axis")]
     for tick in y.ticks:
@@ -184,12 +184,12 @@ def _text(words: str, x: float, y: float, style: str) -> Markup:
 
 
 def _trimmed(number: str) -> str:
-    """20.0 kB as 20 kB: ticks are round, and need no trailing zeros."""
+    """Remove trailing zeros: 20.0 kB becomes 20 kB, since ticks are round numbers."""
     return re.sub(r"\.0+(?!\d)|(\.\d*[1-9])0+(?!\d)", r"\1", number)
 
 
 def _curve(line: Line, x: Axis, y: Axis) -> Markup:
-    """The polyline, a dot where it ends, and discs that appear on hovering and carry the values as titles."""
+    """Return a curve, a dot at its end, and discs that appear on hovering, with the values as titles."""
     pixels = [_pixel(x, y, point) for point in line.points]
     path = "".join(f"{'L' if i else 'M'}{across:.1f} {up:.1f}" for i, (across, up) in enumerate(pixels))
     discs = []

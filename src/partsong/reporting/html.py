@@ -1,4 +1,4 @@
-"""Escaped HTML elements, tables, numbers for human eyes, and the skeleton of a page with its style sheet."""
+"""HTML building blocks of reports: escaped elements, tables, formatted numbers, and a page with its style sheet."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); }
 .part ol { margin: 0.3rem 0 0; padding: 0; list-style: none; }
 .part li { display: grid; grid-template-columns: minmax(0, 1fr) 4.5rem; gap: 0.6rem; align-items: center; }
 .part li > span:first-child { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-details.voices { margin-top: 1.75rem; } details.voices figure { margin-top: 1.25rem; }
+details.by-party { margin-top: 1.75rem; } details.by-party figure { margin-top: 1.25rem; }
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
 details[open] > summary { margin-bottom: 0.75rem; }
-.voices table { --pad: 0.3rem 0.2rem; font-size: 0.8rem; width: auto; } .voices .part { width: 2.1rem; }
-.voices td.number { padding-right: 0.5rem; } .voices .part.words { width: 7rem; font-size: 0.72rem; line-height: 1.3; }
-.voices .part.alone { opacity: 0.3; } #voices tbody th { min-width: 5rem; }
+.by-party table { --pad: 0.3rem 0.2rem; font-size: 0.8rem; width: auto; } .by-party .part { width: 2.1rem; }
+.by-party td.number { padding-right: 0.5rem; }
+.by-party .part.words { width: 7rem; font-size: 0.72rem; line-height: 1.3; }
+.by-party .part.unmatched { opacity: 0.3; } #by-party tbody th { min-width: 5rem; }
 .mini { display: block; color: var(--soft); font-size: 0.68rem; line-height: 1.3; } b.mini { color: var(--ink); }
 td .bar { margin-top: 0.4rem; }
 .bar { display: block; height: 0.6rem; min-width: 1px; background: var(--accent); opacity: 0.75; }
@@ -101,13 +102,13 @@ td .bar { margin-top: 0.4rem; }
 
 
 class Markup(str):
-    """Text that is HTML already; every other string is escaped on its way into an element."""
+    """A string that is HTML already; `element` escapes every other string."""
 
     __slots__ = ()
 
 
 def element(tag: str, *children: str, **attributes: str | int) -> Markup:
-    """`<tag attributes>children</tag>`; write `class_` for class and `aria_label` for aria-label."""
+    """Return `<tag attributes>children</tag>`; write `class_` for class and `aria_label` for aria-label."""
     named = {name.rstrip("_").replace("_", "-"): html.escape(str(value)) for name, value in attributes.items()}
     opening = " ".join([tag, *(f'{name}="{value}"' for name, value in named.items())])
     if tag in VOID_ELEMENTS:
@@ -117,7 +118,7 @@ def element(tag: str, *children: str, **attributes: str | int) -> Markup:
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, trailing zeros kept so that columns line up."""
+    """Format a number with three significant digits; trailing zeros are kept, so that columns line up."""
     if not math.isfinite(value):
         return UNKNOWN
     if value == 0:
@@ -126,13 +127,13 @@ def format_number(value: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """0.2871 as 28.7%."""
+    """Format a fraction as a percentage: 0.2871 as 28.7%."""
     shown = format_number(100 * fraction)
     return shown if shown == UNKNOWN else f"{shown}%"
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Bytes in decimal units: 20480 as 20.5 kB."""
+    """Format bytes in decimal units: 20480 as 20.5 kB."""
     if not math.isfinite(n_bytes) or n_bytes <= 0:
         return "0 B" if n_bytes == 0 else UNKNOWN
     power = 0
@@ -143,7 +144,7 @@ def format_bytes(n_bytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table's column; numbers are set flush right."""
+    """A column of a table; numbers are right-aligned."""
 
     label: str
     is_number: bool = True
@@ -155,30 +156,30 @@ class Column:
 
 
 def row(columns: Sequence[Column], cells: Sequence[str], kind: str = "plain") -> Markup:
-    """One line of a table; its first cell is its header."""
+    """Return a row of a table; its first cell is the row's header."""
     first, *rest = zip(columns, cells, strict=True)
     header = element("th", first[1], scope="row", class_=first[0].style)
     return element("tr", header, *(element("td", cell, class_=column.style) for column, cell in rest), class_=kind)
 
 
 def table(caption: str, columns: Sequence[Column], *bodies: Sequence[Markup]) -> Markup:
-    """A captioned table that scrolls sideways, by finger or keyboard, where the window is narrow."""
+    """Return a table with a caption; in a narrow window it scrolls sideways, by touch or keyboard."""
     heads = [element("th", column.label, scope="col", class_=column.style) for column in columns]
     groups = [element("tbody", *rows) for rows in bodies]
     whole = element("table", element("thead", element("tr", *heads)), *groups)
-    room = element("div", whole, class_="scroll", role="region", tabindex=0, aria_label="Table, scrolls sideways")
-    return element("figure", element("figcaption", caption, class_="note"), room)
+    scrollable = element("div", whole, class_="scroll", role="region", tabindex=0, aria_label="Table, scrolls sideways")
+    return element("figure", element("figcaption", caption, class_="note"), scrollable)
 
 
 def section(anchor: str, title: str, *content: Markup) -> Markup:
-    """A part of the page that the contents line can point to."""
+    """Return a section of the page; the navigation links to its anchor."""
     return element(
         "section", element("h2", title, id=f"{anchor}-title"), *content, id=anchor, aria_labelledby=f"{anchor}-title"
     )
 
 
 def document(title: str, *content: Markup) -> Markup:
-    """The whole file; its policy forbids browsers to load or run anything at all."""
+    """Return the whole page; its Content-Security-Policy forbids browsers to load or run anything."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

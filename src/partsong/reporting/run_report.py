@@ -1,7 +1,7 @@
 """HTML report of a run or a comparison of runs, as one self-contained page.
 
-The page opens offline, loads nothing and prints well. It shows results, charts, components, privacy, each party's own
-components, and attacks.
+The page works offline, loads nothing and can be printed. It shows results, charts, components, privacy, the components
+of each party, and attacks.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ IN_SIMULATION = (
     "Errors, shares, drifts, row counts and the parties' own components on this page are known because all parties ran "
     "in one process. None of them was sent, and none is in the model."
 )
-NO_NOISE = "No noise was added: nothing is promised about rows or parties."
+NO_NOISE = "No noise was added: there is no privacy guarantee for rows or parties."
 PLAN = (
-    "ε is what the whole run has cost, over all rounds a party sent in. If it had stopped early for a reason that "
-    "depends on the data, only the ε that it was planned for would be a promise."
+    "ε is the cost of the whole run, over all rounds in which a party sent something. Had the run stopped early for a "
+    "reason that depends on the data, only the planned ε would be a guarantee."
 )
 MOST_PARTIES, MOST_PARTS, PARTY_TOP_FEATURES = 20, 32, 3
 NUMBERS = ("Rows", "Error", "Own error", "Drift", "Aligned")
@@ -63,7 +63,7 @@ NUMBERS = ("Rows", "Error", "Own error", "Drift", "Aligned")
 class Curve:
     """Relative error along a run: one entry per recorded round, `seconds` and `bytes_up` since the start.
 
-    Bytes are those that a party sent, as a mean over parties; none where nothing is sent.
+    `bytes_up` is the mean over parties of the bytes sent; empty if nothing is sent.
     """
 
     label: str
@@ -75,8 +75,9 @@ class Curve:
     def __post_init__(self) -> None:
         if self.bytes_up and len(self.bytes_up) != len(self.rounds):
             raise ShapeError(
-                f"Curve {self.label!r} has {len(self.rounds)} rounds and {len(self.bytes_up)} numbers of bytes. Give "
-                "one per recorded round, or none where nothing is sent."
+                f"Curve {self.label!r} has {len(self.rounds)} rounds and {len(self.bytes_up)} entries of "
+                "bytes_up. Pass "
+                "one per recorded round, or none if nothing is sent."
             )
         if not len(self.rounds) == len(self.seconds) == len(self.errors):
             raise ShapeError(
@@ -87,7 +88,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class ArrayTraffic:
-    """One kind of array that a party sent: its size, how often it left, and what it tells the receiver."""
+    """One kind of array that a party sent: its size, how often it was sent, and what the receiver learns from it."""
 
     array: str
     shape: tuple[int, ...]
@@ -98,17 +99,17 @@ class ArrayTraffic:
 
     @property
     def bytes_total(self) -> int:
-        """Bytes of all the times it left."""
+        """Bytes over all times it was sent."""
         return self.bytes_each * self.times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MethodResult:
-    """One method's result: its quality, its cost, its `components` (k, m), and all that a party sent.
+    """One method's result: quality, cost, `components` (k, m), and everything that a party sent.
 
-    Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given, so align
-    them across methods to compare them. An oracle is a reference that saw all rows in one place. A method without
-    components shares nothing. `found_alone` has the parties' components after the first round, before any exchange.
+    Errors, variances and shares are fractions (0.3 is 30 %). Components are shown in the order given: align them across
+    methods to compare them. An oracle is a reference that has all rows in one place. A method without components shares
+    nothing. `after_first_round` has the components of parties after the first round, before any exchange.
     """
 
     name: str
@@ -126,7 +127,7 @@ class MethodResult:
     is_oracle: bool = False
     init_mode: str = ""
     parties: tuple[PartyResult, ...] = ()
-    found_alone: Mapping[str, LocalComponents] = field(default_factory=dict)
+    after_first_round: Mapping[str, LocalComponents] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.components.ndim != 2 or len(self.components) != len(self.shares):
@@ -142,7 +143,7 @@ class MethodResult:
 
     @property
     def drift(self) -> float:
-        """Σ_p ‖H_p − H‖² / ‖H‖², by position; NaN where parties have no H of their own."""
+        """Σ_p ‖H_p − H‖² / ‖H‖², by position; NaN if parties have no H of their own."""
         return sum(party.drift for party in self.parties) if self.parties else math.nan
 
     @property
@@ -150,24 +151,24 @@ class MethodResult:
         """The same after alignment."""
         return sum(party.aligned_drift for party in self.parties) if self.parties else math.nan
 
-    def in_order(self, order: Sequence[int]) -> MethodResult:
-        """The same with component order[a] in place a, here and at every party."""
+    def reorder(self, order: Sequence[int]) -> MethodResult:
+        """Return the same with component order[a] in place a, here and at every party."""
         return replace(
             self,
             components=self.components[list(order)],
             shares=tuple(self.shares[i] for i in order),
-            parties=tuple(party.in_order(order) for party in self.parties),
-            found_alone={name: parts.in_order(order) for name, parts in self.found_alone.items()},
+            parties=tuple(party.reorder(order) for party in self.parties),
+            after_first_round={name: parts.reorder(order) for name, parts in self.after_first_round.items()},
         )
 
     def aligned_with(self, reference: MethodResult) -> MethodResult:
-        """The same in the order of a reference: the assignment with the largest total cosine."""
-        return self.in_order(align_local_components(self.components, reference.components).places)
+        """Return the same in the order of a reference: the assignment with the largest total cosine."""
+        return self.reorder(align_local_components(self.components, reference.components).places)
 
 
 @dataclass(frozen=True, slots=True)
 class PartyHoldings:
-    """A data owner: how many rows it holds, and how many of each label (empty: not known, or not to be shown)."""
+    """A party: the number of its rows, and of those with each label (empty: unknown, or not to be shown)."""
 
     name: str
     rows: int
@@ -176,10 +177,10 @@ class PartyHoldings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """All that the page shows; `lead` is one paragraph, `never_sent` one sentence on what stayed with its owner.
+    """The contents of the page; `lead` is its first paragraph, `never_sent` one sentence on what parties keep.
 
-    `privacy` is what a fit with noise has spent (`PrivacyTracker.to_dict`). `attacks` holds the findings on its
-    messages, or the reason why there are none; None for comparisons, which have no section on either.
+    `privacy` is what a fit with noise has spent (`PrivacyTracker.to_dict`). `attacks` holds the findings of attacks on
+    its messages, or the reason why there are none; None for comparisons, which have neither section.
     """
 
     title: str
@@ -200,12 +201,12 @@ class Report:
             n_features = method.components.shape[1]
             if self.image_shape is not None and self.image_shape[0] * self.image_shape[1] != n_features:
                 raise ShapeError(
-                    f"Pictures of {self.image_shape} pixels do not fit the {n_features} "
+                    f"image_shape {self.image_shape} does not match the {n_features} "
                     f"features of method {method.name!r}. Correct image_shape, or leave it out."
                 )
             if self.feature_names is not None and len(self.feature_names) != n_features:
                 raise ShapeError(
-                    f"{len(self.feature_names)} feature names do not fit the {n_features} features of method "
+                    f"{len(self.feature_names)} feature names do not match the {n_features} features of method "
                     f"{method.name!r}. Pass one name per column, or leave them out."
                 )
 
@@ -217,13 +218,13 @@ def _best(methods: Sequence[MethodResult], is_oracle: bool) -> MethodResult | No
 
 
 def styles(methods: Sequence[MethodResult]) -> list[str]:
-    """A class of the style sheet for each method: gray for oracles, a color for each of the others."""
+    """Return a class of the style sheet for each method: gray for oracles, a color for each of the others."""
     colors = itertools.cycle(range(N_STYLES))
     return ["oracle" if method.is_oracle else f"s{next(colors)}" for method in methods]
 
 
 def results(report: Report) -> list[Markup]:
-    """The verdict in a sentence, then quality and cost of each method; the best is marked where there are several."""
+    """Return the verdict in a sentence, then quality and cost of each method; the best of several is marked."""
     methods, best, oracle = report.methods, _best(report.methods, False), _best(report.methods, True)
     labels = ["Relative error", "Points above pooled", "Explained variance", "Sent per party", "Received per party"]
     numbers = [label for label in [*labels, "Rounds", "Seconds"] if oracle or label != labels[1]]
@@ -246,10 +247,12 @@ def results(report: Report) -> list[Markup]:
         rows.append(row(columns, cells, "best" if is_marked else "plain"))
     caption = (
         "Relative error is \u2016X \N{MINUS SIGN} WH\u2016 / \u2016X\u2016 over the rows of all parties: 0% is a "
-        "perfect fit, less is better."
+        "perfect fit, lower is better."
     )
-    caption += " “Points above pooled” compares it with a run that saw all rows in one place." if oracle else ""
-    caption += " Seconds are those of the rounds, with all parties on one machine and all code compiled beforehand."
+    caption += (
+        " “Points above pooled” is the distance to the pooled oracle, a run on all rows in one place." if oracle else ""
+    )
+    caption += " Seconds are those of the rounds, with all parties on one machine, and without compilation."
     return [element("p", _verdict(methods, best, oracle), class_="verdict"), table(caption, columns, rows)]
 
 
@@ -264,7 +267,7 @@ def _name(method: MethodResult, style: str, is_best: bool) -> Markup:
 
 
 def _points(method: MethodResult, oracle: MethodResult) -> str:
-    """How far the error lies above the oracle's, in percentage points."""
+    """Return how far the error is above the oracle's, in percentage points."""
     difference = 100 * (method.relative_error - oracle.relative_error)
     return UNKNOWN if method is oracle or not math.isfinite(difference) else f"{round(difference, 2) + 0.0:+.2f}"
 
@@ -281,7 +284,7 @@ def _verdict(methods: Sequence[MethodResult], best: MethodResult | None, oracle:
 
 
 def convergence(report: Report) -> list[Markup]:
-    """Error over rounds, over bytes where any were sent, and over time; one legend for all."""
+    """Return charts of the error over rounds, over bytes if any were sent, and over time; with one legend."""
     pairs = list(zip(report.methods, styles(report.methods), strict=True))
     over_rounds = [Line(m.curve.label, style, m.curve.rounds, m.curve.errors) for m, style in pairs]
     over_seconds = [Line(m.curve.label, style, m.curve.seconds, m.curve.errors) for m, style in pairs]
@@ -292,14 +295,16 @@ def convergence(report: Report) -> list[Markup]:
     legend = [element("li", key(line.style), line.label) for line in over_rounds]
     note = "Lower and further left is better. Point at a curve to read its values."
     if over_bytes and not all(map(_sends, report.methods)):
-        note += " There, the pooled oracle and methods that send nothing are level lines at their final error."
+        note += (
+            " Over bytes, the pooled oracle and methods that send nothing are horizontal lines at their final error."
+        )
     caption = element("figcaption", note, class_="note")
     drawn = element("div", *charts, class_="charts")
     return [element("figure", caption, element("ul", *legend, class_="legend"), drawn)]
 
 
 def _over_bytes(methods: Sequence[MethodResult], over_rounds: Sequence[Line]) -> list[Line]:
-    """The curves over bytes sent, or none where nothing was sent."""
+    """Return the curves over bytes sent, or none if nothing was sent."""
     most = max((method.curve.bytes_up[-1] for method in methods if _sends(method)), default=0.0)
     if most == 0:
         return []
@@ -316,7 +321,7 @@ def _sends(method: MethodResult) -> bool:
 
 
 def holdings(report: Report) -> list[Markup]:
-    """Party by label: rows held, shaded by their share of the party's rows."""
+    """Return a table of parties × labels: numbers of rows, shaded by their share of the party's rows."""
     totals: Counter[str] = Counter()
     for party in report.parties:
         totals.update(party.labels)
@@ -333,7 +338,9 @@ def holdings(report: Report) -> list[Markup]:
     holders = "1 party holds" if len(report.parties) == 1 else f"{len(report.parties):,} parties hold"
     caption = f"{holders} {sum(party.rows for party in report.parties):,} rows."
     if kept:
-        caption += " Columns count the rows of each label; the stronger the tint, the larger its share of that party."
+        caption += (
+            " Columns count the rows of each label; the darker the shade, the larger their share of the party's rows."
+        )
     return [table(caption, columns, rows)]
 
 
@@ -346,10 +353,10 @@ def _heat(count: int, share: float) -> Markup:
 
 
 def disclosure(report: Report) -> list[Markup]:
-    """Every array that left a party, method by method, and what never left."""
+    """Return a table of every array that a party sent, method by method, and what was never sent."""
     labels = ("Bytes each", "Times", "Total")
     columns = [Column("Array", False), Column("Shape"), Column("Type", False), *map(Column, labels)]
-    columns.append(Column("What it tells", False))
+    columns.append(Column("What it reveals", False))
     bodies = []
     for method, style in zip(report.methods, styles(report.methods), strict=True):
         title = element("th", key(style), method.name, colspan=len(columns), scope="rowgroup")
@@ -357,7 +364,7 @@ def disclosure(report: Report) -> list[Markup]:
         words = "Not federated: it needs every row in one place." if method.is_oracle else "Nothing was sent."
         nothing = element("tr", element("td", words, colspan=len(columns)))
         bodies.append([element("tr", title, class_="group"), *(lines or [nothing])])
-    caption = "Every array that one party sent over the whole run, and what it tells the receiver."
+    caption = "Every array that one party sent over the whole run, and what it reveals to the receiver."
     kept = element("p", element("strong", "Never sent. "), report.never_sent, class_="kept")
     return [table(caption, columns, *bodies), kept]
 
@@ -369,7 +376,7 @@ def _sent_cells(sent: ArrayTraffic) -> list[str]:
 
 
 def reproduction(report: Report) -> list[Markup]:
-    """Settings and versions, side by side."""
+    """Return settings and versions, side by side."""
     sides = [_listing("Settings", report.settings), _listing("Versions", report.versions)]
     return [element("div", *sides, class_="reproduce")]
 
@@ -380,10 +387,11 @@ def _listing(caption: str, entries: Mapping[str, str]) -> Markup:
 
 
 def parts(report: Report) -> list[Markup]:
-    """The components of each method, as pictures or as lists of their strongest features."""
+    """Return the components of each method, as images or as lists of their strongest features."""
     is_picture = report.image_shape is not None
     shown = (
-        "Each component is a picture scaled to its maximum: pixels that contrast more with the page are larger."
+        "Each component is an image scaled to its maximum: the more a pixel contrasts with the page, the larger "
+        "its value."
         if is_picture
         else f"Each component is a list of its {TOP_FEATURES} strongest features; bars are relative to the strongest."
     )
@@ -404,7 +412,7 @@ def parts(report: Report) -> list[Markup]:
 
 
 def _features(values: npt.NDArray[Any], report: Report) -> Markup:
-    """The strongest features with bars; a part that is zero everywhere has none."""
+    """Return the strongest features with bars; none for a component of zeros."""
     strongest, names = _strongest(values, report, TOP_FEATURES)
     fractions = [float(values[i] / values[strongest[0]]) for i in strongest]
     items = [
@@ -415,13 +423,13 @@ def _features(values: npt.NDArray[Any], report: Report) -> Markup:
 
 
 def _strongest(values: npt.NDArray[Any], report: Report, count: int) -> tuple[list[int], list[str]]:
-    """The strongest features above zero, and their names."""
+    """Return the strongest features above zero, and their names."""
     strongest = [int(i) for i in np.argsort(-values, kind="stable")[:count] if values[i] > 0]
     return strongest, [f"column {i}" if report.feature_names is None else report.feature_names[i] for i in strongest]
 
 
 def privacy(report: Report) -> list[Markup]:
-    """About whom ε is, what each party has spent, and what is here that no party would release."""
+    """Return the unit of ε, what each party has spent, and which numbers here no party would release."""
     masked = [element("p", MASKED, class_="kept")] if report.is_masked else []
     if report.privacy is None:
         return [element("p", NO_NOISE, class_="verdict"), *masked]
@@ -442,10 +450,10 @@ def privacy(report: Report) -> list[Markup]:
 
 
 def party_section(report: Report) -> list[Markup]:
-    """The fit of every method at every party; then, method by method, drift, and shares and pictures of each part."""
+    """Return the error of every method at every party; then, method by method, drift and each party's components."""
     evaluated = [method for method in report.methods if method.parties]
     if not evaluated:
-        return [element("p", "Nothing was computed at single parties.", class_="note")]
+        return [element("p", "Nothing was evaluated at single parties.", class_="note")]
     styled = zip(report.methods, styles(report.methods), strict=True)
     blocks = [(m, style) for m, style in styled if m.parties and not m.is_oracle and len(m.components)]
     shown = _initially_open([method for method, _ in blocks])
@@ -453,8 +461,8 @@ def party_section(report: Report) -> list[Markup]:
 
 
 def _initially_open(methods: Sequence[MethodResult]) -> MethodResult | None:
-    """The best of those whose parties began alone, or else of all: the block that is open at first."""
-    ranked = [method for method in methods if method.found_alone] or list(methods)
+    """Return the method whose block is open at first: the best with local initialization, or else of all."""
+    ranked = [method for method in methods if method.after_first_round] or list(methods)
     return min(ranked, key=lambda method: method.relative_error, default=None)
 
 
@@ -468,20 +476,24 @@ def _fits(methods: Sequence[MethodResult]) -> Markup:
         own = [format_percent(alone.parties[i].own_error)] if alone else []
         errors = [format_percent(method.parties[i].relative_error) for method in shared]
         lines.append(row(columns, [party.name, f"{party.rows:,}", *own, *errors]))
-    caption = "Relative error at each party of the shared model, with weights fitted to it there."
+    caption = "Relative error of the shared model at each party, with weights fitted there."
     if alone:
-        caption += (
-            f" “Alone” is that of the party's own model ({alone.name}), which fits its own rows and nobody else's."
-        )
+        caption += f" “Alone” is that of the party's own model ({alone.name}), fitted to its own rows only."
     return table(caption, columns, lines)
 
 
 def _block(report: Report, method: MethodResult, style: str, is_open: bool) -> Markup:
     title = element("summary", key(style), method.name)
     hint = element("p", _hint(method), class_="note")
-    begun = [_alone(report, method)] if method.found_alone else []
+    first = [_first_round(report, method)] if method.after_first_round else []
     return element(
-        "details", title, hint, *begun, _final(report, method), class_="voices", **({"open": "open"} if is_open else {})
+        "details",
+        title,
+        hint,
+        *first,
+        _final(report, method),
+        class_="by-party",
+        **({"open": "open"} if is_open else {}),
     )
 
 
@@ -492,15 +504,15 @@ def _hint(method: MethodResult) -> str:
         )
     return (
         "Columns are the shared components; below each is the matching component of every party. The number is its "
-        "position in the party's own model: equal numbers down a column mean that parties agree on the order. "
+        "position in the party's own model; if all numbers of a column are equal, parties agree on the order. "
         "Percentages are the share of the shared component in what a party fits. Faded components, with their position "
-        "in brackets, have no match and fill the free places. Drift is "
+        "in parentheses, have no match and fill the free places. Drift is "
         "‖H_p − H‖² / ‖H‖², by position and after alignment."
     )
 
 
-def _alone(report: Report, method: MethodResult) -> Markup:
-    """Parts after the first round, in the order of the model of the last."""
+def _first_round(report: Report, method: MethodResult) -> Markup:
+    """Return a table of the components after the first round, in the order of the final model."""
     parts = range(min(MOST_PARTS, len(method.components)))
     columns = [Column("", False), *(Column(str(i + 1), False) for i in parts)]
     lines = [
@@ -508,10 +520,10 @@ def _alone(report: Report, method: MethodResult) -> Markup:
             columns, ["shared", *(_thumbnail(report, method.components[i], f"Shared component {i + 1}") for i in parts)]
         )
     ]
-    for name, own in list(method.found_alone.items())[:MOST_PARTIES]:
+    for name, own in list(method.after_first_round.items())[:MOST_PARTIES]:
         lines.append(row(columns, [name, *(_own(report, name, own, i) for i in parts)]))
-    caption = "After the first round: found alone, each party in an order of its own, here in the shared order."
-    return table(caption + _not_shown(method, len(method.found_alone)), columns, lines)
+    caption = "After the first round, before any exchange. Each party has its own order; here, the shared one is used."
+    return table(caption + _not_shown(method, len(method.after_first_round)), columns, lines)
 
 
 def _final(report: Report, method: MethodResult) -> Markup:
@@ -530,7 +542,7 @@ def _final(report: Report, method: MethodResult) -> Markup:
 
 
 def _not_shown(method: MethodResult, parties: int) -> str:
-    """What does not fit on the page."""
+    """Return a sentence on what is left out for lack of space."""
     more = [(parties - MOST_PARTIES, "parties"), (len(method.components) - MOST_PARTS, "components")]
     missing = [f"{count:,} more {noun}" for count, noun in more if count > 0]
     return f" Not shown: {' and '.join(missing)}." if missing else ""
@@ -552,13 +564,13 @@ def _short(share: float) -> str:
 
 def _own(report: Report, name: str, own: LocalComponents, i: int) -> Markup:
     place, has_partner = own.places[i] + 1, own.has_partner[i]
-    about = f"Part {place} of {name}" + ("" if has_partner else ", without a partner")
-    look = _thumbnail(report, own.components[i], about, "part" if has_partner else "part alone")
+    about = f"Component {place} of {name}" + ("" if has_partner else ", without a match")
+    look = _thumbnail(report, own.components[i], about, "part" if has_partner else "part unmatched")
     return Markup(look + element("b", str(place) if has_partner else f"({place})", class_="mini"))
 
 
 def _thumbnail(report: Report, values: np.ndarray, about: str, style: str = "part") -> Markup:
-    """A part in small: a picture, or the names of its strongest features."""
+    """Return a thumbnail of a component: an image, or the names of its strongest features."""
     ink = np.nan_to_num(values.astype(float), posinf=0.0).clip(min=0.0)
     if report.image_shape is not None:
         return element("div", picture(ink.reshape(report.image_shape), about), class_=style, title=about)
@@ -570,8 +582,8 @@ SECTIONS = (
     ("results", "Results", results),
     ("convergence", "Convergence", convergence),
     ("components", "Components", parts),
-    ("voices", "At each party", party_section),
-    ("parties", "Who holds what", holdings),
+    ("by-party", "At each party", party_section),
+    ("parties", "Rows of each party", holdings),
     ("disclosure", "What left each party", disclosure),
     ("reproduce", "Reproduce", reproduction),
 )
@@ -579,11 +591,11 @@ SINGLE_FIT_SECTIONS = (
     ("privacy", "Privacy", privacy),
     (attack_report.ANCHOR, attack_report.TITLE, lambda report: _attacks(report)),
 )
-"""Sections on a single fit, before the last."""
+"""Sections for a single fit, placed before the last one."""
 
 
 def render(report: Report) -> str:
-    """The page as text; the same findings give the same page."""
+    """Return the page as text; equal reports give equal pages."""
     contents = SECTIONS if report.attacks is None else (*SECTIONS[:-1], *SINGLE_FIT_SECTIONS, SECTIONS[-1])
     links = [element("a", title, href=f"#{anchor}") for anchor, title, _ in contents]
     header = element(
@@ -602,7 +614,7 @@ def _attacks(report: Report) -> list[Markup]:
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
-    """Write the page; a reader finds the old file or the whole new one, never a half."""
+    """Write the page atomically: a reader finds the old file or the complete new one."""
     page = render(report).encode("utf-8", "replace")
     with atomic_write(path) as partial:
         partial.write_bytes(page)

@@ -1,4 +1,4 @@
-"""HTML page of a topic model: map, words, sizes and coherence; it has no documents and loads nothing."""
+"""HTML page of a topic model: map, words, sizes and coherence. It contains no documents and loads nothing."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from partsong.reporting.html import (
 )
 
 WIDTH, HEIGHT, MARGIN = 720.0, 460.0, 44.0
-SHOWN = 12
+SHOWN = 12  # words of a topic
 N_STYLES = 8
 LONGEST = 60
-"""Letters of a word that are shown."""
+"""Characters of a word that are shown."""
 JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
-"""Not printable by themselves, and parts of words in many scripts."""
+"""Not printable by themselves, but part of words in many scripts."""
 LARGEST = 0.075
-"""Radius of the largest topic, in sides of the map; less where there are more than fifty."""
+"""Radius of the largest topic, as a fraction of the map's side; smaller for more than fifty topics."""
 SHOWN_SETTINGS = ("method", "server", "participation", "parties", "secure_aggregation", "weighting", "vocabulary")
 
 
 def distances(H: np.ndarray) -> np.ndarray:
-    """Hellinger distances (k × k) between topics as probabilities of words: 0 for the same, 1 without a common word."""
+    """Return Hellinger distances (k × k) of topics as word distributions: 0 for equal ones, 1 for disjoint ones."""
     mass = H.sum(axis=1, keepdims=True, dtype=np.float64)
     roots = np.sqrt(H / np.where(mass > 0, mass, 1.0))
     return np.sqrt(np.clip(1.0 - roots @ roots.T, 0.0, None)) * (1 - np.eye(len(H)))
 
 
 def positions(H: np.ndarray) -> np.ndarray:
-    """Places (k × 2) within the unit square whose distances are near those of the topics (classical scaling).
+    """Return positions (k × 2) in the unit square that approximate the topics' distances (classical scaling).
 
-        B = −½ J D² J,  J = I − 11ᵀ/k;  places are its two leading eigenvectors times the roots of their eigenvalues
+        B = −½ J D² J,  J = I − 11ᵀ/k;  positions are the two leading eigenvectors of B times √eigenvalue
 
-    The same topics have the same places: the largest entry of each axis is positive.
+    The signs are fixed: the largest entry of each axis is positive, so equal topics have equal positions.
     """
     k = len(H)
     center = np.eye(k) - 1.0 / k
@@ -64,9 +64,9 @@ def positions(H: np.ndarray) -> np.ndarray:
 
 
 def separate_discs(places: np.ndarray, radii: np.ndarray, steps: int = 200) -> np.ndarray:
-    """Places from which discs that overlap have been moved away from each other, little by little."""
+    """Return positions after moving overlapping discs apart in small steps."""
     moved = places.copy()
-    angles = np.arange(len(places)) * 2.399963  # golden angle: a direction for those in one place
+    angles = np.arange(len(places)) * 2.399963  # the golden angle gives discs at the same position different directions
     for _ in range(steps):
         between = moved[:, None, :] - moved[None, :, :]
         gaps = np.linalg.norm(between, axis=2)
@@ -82,7 +82,7 @@ def separate_discs(places: np.ndarray, radii: np.ndarray, steps: int = 200) -> n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicPage:
-    """Topics (k × V) with a name for each column, shares and coherence where they are known, and facts."""
+    """Topics (k × V) with a name for each column, shares and coherence if known, and facts about the fit."""
 
     H: np.ndarray
     names: tuple[str, ...]
@@ -92,11 +92,11 @@ class TopicPage:
 
     @property
     def title(self) -> str:
-        """At its head."""
+        """The heading of the page."""
         return "One topic" if len(self.H) == 1 else f"{len(self.H)} topics"
 
     def size(self, topic: int) -> str:
-        """Its share of all, in percent; a dash where that is not known."""
+        """Return the share of a topic in percent; a dash if it is unknown."""
         return format_percent(math.nan if self.shares is None else float(self.shares[topic]))
 
 
@@ -107,7 +107,7 @@ def build_facts(settings: Mapping[str, Any], **more: int) -> dict[str, str]:
 
 
 def render_topics(page: TopicPage) -> str:
-    """The page as text; the same topics give the same page."""
+    """Return the page as text; equal topics give equal pages."""
     words = [[printable(page.names[column]) for column in topic] for topic in top_columns(page.H, SHOWN)]
     lead = f"{page.title} over {len(page.names):,} words."
     if any(words):
@@ -130,13 +130,13 @@ def render_topics(page: TopicPage) -> str:
 
 
 def printable(word: str) -> str:
-    """A word that cannot disturb a page: control characters, and those that turn its direction, are spelled out."""
+    """Return a word that is safe to show: control characters, also those for text direction, are escaped."""
     safe = "".join(letter if letter.isprintable() or letter in JOINERS else ascii(letter)[1:-1] for letter in word)
     return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
-    """Write the page, whole or not at all."""
+    """Write the page atomically."""
     text = render_topics(page).encode("utf-8")
     with atomic_write(path) as draft:
         draft.write_bytes(text)
@@ -144,13 +144,13 @@ def write_topic_page(path: str | os.PathLike[str], page: TopicPage) -> Path:
 
 
 def _caption(page: TopicPage) -> Markup:
-    area = "The area of a disc is the topic's size."
+    area = "The area of a disc is proportional to the topic's size."
     if page.shares is None:
-        area = "Sizes of topics are not known: all discs are alike."
+        area = "Sizes of topics are unknown: all discs are equal."
     return element(
         "p",
-        "Topics that are close have words in common (Hellinger distance, classical scaling; discs that would lie on "
-        f"each other are moved apart). {area}",
+        "Topics that are close have words in common (Hellinger distance, classical scaling; overlapping discs are "
+        f"moved apart). {area}",
         class_="note",
     )
 
@@ -181,7 +181,7 @@ def _map(page: TopicPage, words: list[list[str]]) -> Markup:
 
 
 def _topics(page: TopicPage, words: list[list[str]]) -> Markup:
-    """Each topic with its words, and bars for how strong they are in it."""
+    """Return each topic with its words, and bars for their weights."""
     lists = []
     for i, topic in enumerate(top_columns(page.H, SHOWN)):
         strongest = float(page.H[i].max()) or 1.0
@@ -201,12 +201,10 @@ def _table(page: TopicPage, words: list[list[str]]) -> Markup:
         row(columns, [str(i + 1), page.size(i), format_number(float(known[i])), ", ".join(words[i])])
         for i in range(len(page.H))
     ]
-    size = "Size is the share of what topics explain (LDA: of the documents)."
+    size = "Size is the topic's share of what all topics explain (LDA: of the documents)."
     if page.shares is None:
-        size = "Sizes are not known: the model does not store them."
-    note = (
-        f"{size} Coherence is 1 where a topic's ten strongest words only occur together, 0 where they are independent."
-    )
+        size = "Sizes are unknown: the model does not store them."
+    note = f"{size} Coherence is 1 if a topic's ten strongest words only occur together, and 0 if they are independent."
     return table(note, columns, rows)
 
 

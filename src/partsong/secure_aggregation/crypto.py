@@ -60,7 +60,7 @@ def join_fields(*parts: bytes | str | int) -> bytes:
 
 
 def fingerprint(*parts: bytes | str | int) -> bytes:
-    """Return SHA-256 of a list of texts."""
+    """Return SHA-256 of a list of strings."""
     return hashlib.sha256(join_fields(*parts)).digest()
 
 

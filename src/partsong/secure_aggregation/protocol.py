@@ -145,7 +145,7 @@ class SecureSum:
         if self.roster is not None and not secret:
             raise ParameterError(
                 f"Party {party!r} has no secret, so anyone could sign for it and its key in the roster means nothing. "
-                "Give its shard a secret of 256 random bits."
+                "Pass its shard a secret of 256 random bits."
             )
         signing = crypto.signing_key(secret, party)
         if self.roster is not None and self.roster.get(party) != crypto.verifying_key(signing):

@@ -17,7 +17,7 @@ from partsong.data.observed import ObservedMatrix
 from partsong.errors import CompositionError, ParameterError
 from partsong.kernels import game
 from partsong.solvers.game_orders import LEADERS, ORDERS, Stratified, SweepContext
-from partsong.solvers.squared_error import start_rows
+from partsong.solvers.squared_error import constant_rows
 
 if TYPE_CHECKING:
     from partsong.solvers.game_orders import Order
@@ -358,7 +358,7 @@ def initial_weights(matrix: Matrix, Ht: Array) -> Array:
     gram = kernels.of(Ht).gram(Ht)
 
     def step(at: slice, cross: Array) -> Sums:
-        W[at] = start_rows(gram, cross)
+        W[at] = constant_rows(gram, cross)
         return ()
 
     matrix.walk(Ht, step)

@@ -11,7 +11,7 @@ from partsong import kernels
 from partsong.core.interfaces import Array, Matrix
 from partsong.kernels import numpy_backend
 from partsong.solvers.normal_equations import Penalty
-from partsong.solvers.squared_error import SquaredError, optimal_scale, start_rows
+from partsong.solvers.squared_error import SquaredError, constant_rows, optimal_scale
 
 MAX_ANCHOR_WORK = 50_000_000
 """Entries × components above which anchors are chosen on a sample of rows."""
@@ -112,7 +112,7 @@ def anchors(matrix: Matrix, rank: int, generator: np.random.Generator) -> Initia
         W[:, : len(chosen)] = matrix.columns(chosen)
     on = kernels.of(W)
     gram, cross = on.cast(on.gram(W), W), matrix.transposed_times(W)
-    return InitialFactors(on.sweep(start_rows(gram, cross), gram, cross, 3), W)
+    return InitialFactors(on.sweep(constant_rows(gram, cross), gram, cross, 3), W)
 
 
 def _sample(matrix: Matrix, rank: int, generator: np.random.Generator) -> Matrix:

@@ -40,14 +40,14 @@ class NormalEquations:
     """min over F ≥ 0 of ½‖A − F B‖², as gram = B Bᵀ (k × k) and cross = A Bᵀ (r × k).
 
     Equations of blocks of columns of A and B add up, which is why NMF distributes; a sketched problem is
-    `of(A S, B S)`. `norm` returns ‖gram‖₂, computed once for all blocks that share one gram. `place` is memory (r × k)
+    `of(A S, B S)`. `norm` returns ‖gram‖₂, computed once for all blocks that share one gram. `out` is memory (r × k)
     for the new F, which a rule may use.
     """
 
     gram: Array
     cross: Array
     norm: Callable[[], Array] | None = None
-    place: Array | None = None
+    out: Array | None = None
 
     @staticmethod
     def of(A: Array, B: Array) -> NormalEquations:

@@ -15,7 +15,7 @@ from partsong.sketch.operator import Operator
 from partsong.sketch.placed import placed, places_of, spread
 from partsong.solvers.coupling import Coupling, ProximalAnchor
 from partsong.solvers.normal_equations import NormalEquations
-from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, start_rows
+from partsong.solvers.squared_error import ColumnState, RowState, SquaredError, constant_rows
 
 
 def exact_rows(matrix: Matrix, Ht: Array) -> NormalEquations:
@@ -53,8 +53,8 @@ def sketched_columns(matrix: Matrix, S: Operator, W: Array) -> NormalEquations:
 
 
 def first_rows(equations: NormalEquations) -> Array:
-    """Return initial W with rows c·1 from `start_rows`; where signs in S make c negative, it becomes zero."""
-    return start_rows(equations.gram, equations.cross).clip(min=0)
+    """Return initial W with rows c·1 from `constant_rows`; where signs in S make c negative, it becomes zero."""
+    return constant_rows(equations.gram, equations.cross).clip(min=0)
 
 
 def run_sketched_steps(

@@ -127,14 +127,14 @@ class RowPass:
     """One pass over rows for one model, to be driven by `Matrix.visit`, alone or beside others.
 
     `step` fills A[rows] from X[rows] Hᵀ and returns addends; `done` makes of XᵀA and Σ addends the party's state and
-    what is sent. `lead` (n × k) is the W that the sums are of, and `A` is u∘lead: what goes into XᵀA, in memory of the
-    caller's choice, such as a column slice of a buffer that several models share.
+    what is sent. The sums are those of `point` (n × k): W, extrapolated where the momentum says so. `A` is u∘point, the
+    factor of XᵀA, in memory that the caller may choose, such as a column slice of a buffer that several models share.
     """
 
     step: Callable[[slice, Array], Sums]
     done: Callable[[Array, Sums], tuple[RowState, dict[str, Array]]]
     A: Array
-    lead: Array
+    point: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +241,13 @@ class SquaredError:
         return run.done(*X.visit(Ht, run.A, run.step))
 
     def row_pass(
-        self, facts: RowFacts, rows: RowState, Ht: Array, amount: Array, restart: Array, place: Array | None = None
+        self, facts: RowFacts, rows: RowState, Ht: Array, amount: Array, restart: Array, out: Array | None = None
     ) -> RowPass:
-        """The pass from a point Hᵀ (m × k); `amount` and `restart` are 0-d, and `place` (n × k) is memory for A."""
-        is_first = (
-            rows.W is None and self.penalties_fix_scale
-        )  # the scale of a start says nothing: on a wrong one W would be zero
+        """The pass from a point Hᵀ (m × k); `amount` and `restart` are 0-d, and `out` (n × k) is memory for A."""
+        # The scale of the initial H is arbitrary. If it is wrong, penalties would set W to zero in the first step.
+        is_first = rows.W is None and self.penalties_fix_scale
         solver = self.without_penalties if is_first else self
-        return solver._row_pass(facts, rows, Ht, amount, restart, place, has_mass=bool(self.penalty_W.l1))
+        return solver._row_pass(facts, rows, Ht, amount, restart, out, has_mass=bool(self.penalty_W.l1))
 
     def _row_pass(
         self,
@@ -257,17 +256,17 @@ class SquaredError:
         Ht: Array,
         amount: Array,
         restart: Array,
-        place: Array | None,
+        out: Array | None,
         *,
         has_mass: bool,
     ) -> RowPass:
         on, before = kernels.of(Ht), rows.W
         W = on.empty((facts.shape[0], Ht.shape[1]), Ht)
         point, beyond = self._start(on, rows, amount, restart)
-        lead = W if beyond is None else on.empty(W.shape, Ht)
-        A = place
+        next_point = W if beyond is None else on.empty(W.shape, Ht)
+        A = out
         if A is None:
-            A = lead if facts.weights is None else on.empty(W.shape, Ht)
+            A = next_point if facts.weights is None else on.empty(W.shape, Ht)
         memory = rows.memory or self.rule.init(Ht)
         if memory.previous is not None:
             memory = replace(memory, previous=on.empty(W.shape, Ht))
@@ -285,11 +284,11 @@ class SquaredError:
                 memory.previous[at] = after.previous
             seen[0] = after.scale  # the same in all blocks, which share one gram
             if beyond is not None:
-                lead[at] = on.extrapolate(W[at], before[at], beyond)  # type: ignore[index]
-            ahead = lead[at]
+                next_point[at] = on.extrapolate(W[at], before[at], beyond)  # type: ignore[index]
+            ahead = next_point[at]
             if facts.weights is None:
                 sums = (on.gram(ahead, facts.is_exact),)
-                if A is not lead:
+                if A is not next_point:
                     A[at] = ahead
             else:
                 counts = facts.weights[at, None]
@@ -302,9 +301,9 @@ class SquaredError:
             sent |= {"rows": on.scalar(facts.total_weight, Ht), "energy": on.scalar(facts.squared_norm, Ht)}
             sent |= {"mass": on.scalar(sums[1], Ht)} if has_mass else {}
             after = RuleState(memory.count + 1, memory.previous, seen[0])
-            return RowState(W, None if lead is W else lead, after), sent
+            return RowState(W, None if next_point is W else next_point, after), sent
 
-        return RowPass(step, done, A, lead)
+        return RowPass(step, done, A, next_point)
 
     def _start(
         self, on: ModuleType, rows: RowState, amount: Array, restart: Array
@@ -327,9 +326,9 @@ class SquaredError:
         norm = cache(lambda: kernels.of(shared).largest_eigenvalue(shared))
         shift = self.penalty_W.l1 * n_features
 
-        def solve(old: Array | None, cross: Array, past: RuleState | None, place: Array) -> tuple[Array, RuleState]:
-            factor = start_rows(gram, cross) if old is None else old
-            equations = NormalEquations(shared, cross - shift if shift else cross, norm, place)
+        def solve(old: Array | None, cross: Array, past: RuleState | None, out: Array) -> tuple[Array, RuleState]:
+            factor = constant_rows(gram, cross) if old is None else old
+            equations = NormalEquations(shared, cross - shift if shift else cross, norm, out)
             return self.rule.step(factor, equations, past if past is not None else self.rule.init(factor))
 
         return solve
@@ -467,7 +466,7 @@ class SquaredError:
 
         def step(at: slice, cross: Array) -> Sums:
             target = cross - shift if shift else cross
-            near = on.sweep(start_rows(gram, cross), rough, target, SUPPORT_SWEEPS)
+            near = on.sweep(constant_rows(gram, cross), rough, target, SUPPORT_SWEEPS)
             W[at] = on.solve_exactly(near, shared, target) if exactly else near
             return ()
 
@@ -527,7 +526,7 @@ def _sizes(*grams: Array) -> np.ndarray:
     return np.sqrt(squares[0] * squares[1])
 
 
-def start_rows(gram: Array, cross: Array) -> Array:
+def constant_rows(gram: Array, cross: Array) -> Array:
     """Return w = c·1 with the best c ≥ 0 for each row: c = Σ_j cross_j / Σ_jl gram_jl, from H and the row only."""
     on, sums = kernels.of(cross), cross.sum(1)
     total = on.cast(gram.sum(), sums)

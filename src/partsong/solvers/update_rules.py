@@ -52,7 +52,7 @@ class CoordinateDescent:
         problem = equations
         if self.alpha > 0 or self.beta > 0:
             problem = equations.damped(self.alpha + self.beta * state.steps(factor), factor)
-        moved = kernels.of(factor).sweep(factor, problem.gram, problem.cross, self.sweeps, equations.place)
+        moved = kernels.of(factor).sweep(factor, problem.gram, problem.cross, self.sweeps, equations.out)
         return moved, state.advanced()
 
 
@@ -243,7 +243,7 @@ class ProximalDescent:
         problem = equations
         if self.alpha > 0 or self.beta > 0:
             problem = equations.damped(self.alpha * scale + self.beta * scale * state.steps(factor), factor)
-        moved = on.sweep(factor, problem.gram, problem.cross, self.sweeps, equations.place)
+        moved = on.sweep(factor, problem.gram, problem.cross, self.sweeps, equations.out)
         return moved, replace(state.advanced(), scale=scale)
 
 

@@ -59,12 +59,12 @@ def test_reordering_components_reorders_all_that_belongs_to_them() -> None:
     party = PartyResult("p", 4, 1.0, 0.5, (0.5, 0.3, 0.2), own=own)
     found = MethodResult(
         "m", "", 0.5, 0.0, 0.0, 1, 0.0, "", Curve("m", (), (), ()), np.eye(3), (0.6, 0.3, 0.1), (),
-        parties=(party,), found_alone={"p": own},
+        parties=(party,), after_first_round={"p": own},
     )  # fmt: skip
-    moved = found.in_order([2, 0, 1])
+    moved = found.reorder([2, 0, 1])
     assert moved.shares == (0.1, 0.6, 0.3)
     assert moved.parties[0].shares == (0.2, 0.5, 0.3)
-    for shown in (moved.parties[0].own, moved.found_alone["p"]):
+    for shown in (moved.parties[0].own, moved.after_first_round["p"]):
         assert shown is not None
         assert shown.places == (1, 2, 0)
         assert shown.has_partner == (True, True, False)
@@ -93,7 +93,7 @@ def test_the_drift_of_a_run_is_the_sum_over_its_parties(program) -> None:
     found = run_candidate(Candidate("m", "", program, 3, "local"), shards, 0, lambda done, row: rows.append(row))
     best = min(rows, key=lambda row: (row.objective, -row.iteration))
     assert (found.drift, found.aligned_drift) == pytest.approx((best.drift, best.aligned_drift))
-    assert set(found.found_alone) == {"a", "b", "c"}
+    assert set(found.after_first_round) == {"a", "b", "c"}
     norms = {shard.name: float(shard.matrix.squared_norm) for shard in shards}
     squares = sum(norms[party.name] * party.relative_error**2 for party in found.parties)
     assert found.relative_error == pytest.approx(math.sqrt(squares / sum(norms.values())))

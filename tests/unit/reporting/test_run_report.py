@@ -103,7 +103,7 @@ class Page(HTMLParser):
 
 
 def decode(encoded: bytes) -> npt.NDArray[np.uint8]:
-    """Read back an 8-bit greyscale PNG without filters, checking every checksum."""
+    """Read back an 8-bit grayscale PNG without filters, checking every checksum."""
     assert encoded[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = {}, 8
     while at < len(encoded):
@@ -111,8 +111,8 @@ def decode(encoded: bytes) -> npt.NDArray[np.uint8]:
         kind, data = encoded[at + 4 : at + 8], encoded[at + 8 : at + 8 + length]
         assert struct.unpack(">I", encoded[at + 8 + length : at + 12 + length]) == (zlib.crc32(kind + data),)
         chunks[kind], at = data, at + 12 + length
-    width, height, depth, colour, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert (depth, colour, rest) == (8, 0, [0, 0, 0])
+    width, height, depth, color, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    assert (depth, color, rest) == (8, 0, [0, 0, 0])
     lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, width + 1)
     assert not lines[:, 0].any()
     assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
@@ -330,7 +330,7 @@ def test_findings_that_do_not_fit_each_other_are_refused() -> None:
         replace(method("Alpha"), shares=(0.1,))
     with pytest.raises(ShapeError, match="recorded round"):
         Curve("Alpha", (1, 2), (0.1,), (0.5, 0.4))
-    with pytest.raises(ShapeError, match="numbers of bytes"):
+    with pytest.raises(ShapeError, match="entries of bytes_up"):
         Curve("Alpha", (1, 2), (0.1, 0.2), (0.5, 0.4), (8.0,))
     with pytest.raises(ShapeError, match="image_shape"):
         report(method("Alpha"), image_shape=(5, 5))
@@ -347,7 +347,7 @@ def with_parties(names: list[str], has_partner: bool = True) -> MethodResult:
         own = align_local_components(H[order], H)
         own = own if has_partner else replace(own, has_partner=(True, False, True))
         parties.append(PartyResult(name, 10 + i, 1.0, 0.3, (0.2, 0.3, 0.5), 0.25, 0.5, 0.1, own))
-    return replace(base, parties=tuple(parties), found_alone={party.name: party.own for party in parties})
+    return replace(base, parties=tuple(parties), after_first_round={party.name: party.own for party in parties})
 
 
 def test_every_party_is_shown_with_its_parts_in_the_shared_order() -> None:
@@ -371,7 +371,7 @@ def test_every_party_is_shown_with_its_parts_in_the_shared_order() -> None:
 def test_parts_without_a_partner_are_marked() -> None:
     marked, plain = render(report(with_parties(["p"], False))), render(report(with_parties(["p"])))
     assert marked.count('class="part alone"') == 2
-    assert "without a partner" in marked
+    assert "without a match" in marked
     assert 'class="part alone"' not in plain
     assert "(2)" in marked
 

@@ -33,7 +33,7 @@ from partsong.io.write import write_text
 
 SHARED_KEY = examples("partsong federation shared-key -o sites.key")
 MAKE_KEY = (
-    "One site makes a key (partsong federation shared-key) and gives it to the other sites out of band, not through "
+    "One site makes a key (partsong federation shared-key) and gives it to the other sites out-of-band, not through "
     "the server. Then all sites join with --shared-key."
 )
 
@@ -47,7 +47,7 @@ def shared_key(
 ) -> None:
     """Make a key that the sites share and the server does not know; column names are hashed with it.
 
-    One site makes it and gives it to the others out of band, for example by phone, never through the coordinator.
+    One site makes it and gives it to the others out-of-band, for example by phone, never through the coordinator.
     """
     key = SharedKey.made()
     if output is not None:
@@ -145,7 +145,7 @@ def join(
     roster: Annotated[Path | None, typer.Option(help="roster.toml from the coordinator.")] = None,
     fingerprint: Annotated[
         str | None,
-        typer.Option(help="The roster's fingerprint, confirmed by other sites out of band (for example, by phone)."),
+        typer.Option(help="The roster's fingerprint, confirmed by other sites out-of-band (for example, by phone)."),
     ] = None,
     shared_key: Annotated[
         Path | None, typer.Option(help="File with the key that all sites share; - reads standard input.")

@@ -208,7 +208,7 @@ def make_private(path: Path) -> None:
 
 # ---- roster -----------------------------------------------------------------------------------------------------
 #
-# Cards and rosters: names and public keys. Sites compare the fingerprint of a roster out of band, for example by phone.
+# Cards and rosters: names and public keys. Sites compare the fingerprint of a roster out-of-band, for example by phone.
 #
 # A site that has pinned a roster takes part only in sums over exactly these parties: once sites that know each other
 # have compared it, a server cannot invent sites.
@@ -339,7 +339,7 @@ README = """You are invited as {site!r} to the federation {federation!r}.
 1. Install:        pip install "partsong[flower]"
 2. Join:           partsong federation join {kit} --data YOUR-DATA --shared-key KEY-FILE
    KEY-FILE holds the key that the sites share and the coordinator does not know. Without one, omit --shared-key.
-   One site makes it and gives it to the others out of band:  partsong federation shared-key
+   One site makes it and gives it to the others out-of-band:  partsong federation shared-key
    For texts (.csv, .tsv, .jsonl, .txt, or a folder of .txt files), pass their column too:  --text-column text
    Texts need the shared key.
    The command checks your data, shows what would be sent, asks, and makes your keys, which never leave your machine.
@@ -456,7 +456,7 @@ def _unpack(path: Path, folder: Path) -> None:
 #
 # The key that sites share and the server does not know; column names and words of texts are hashed with it.
 #
-# One site makes it and gives it to the others out of band, not through the server.
+# One site makes it and gives it to the others out-of-band, not through the server.
 #
 #     text = base32(16 random bytes | first 4 bytes of their SHA-256), in groups of four letters
 
