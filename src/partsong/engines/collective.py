@@ -143,8 +143,10 @@ def all_gather_values(communicator: Communicator, own: Any) -> list[Any]:
 
 def broadcast_error(communicator: Communicator, error: BaseException) -> None:
     """Send an error to all ranks in the next status exchange; abort the job if the others do not reach it in time."""
+    # Encoded without the note, which every other rank adds itself.
     own = _encode_error(error)
     error.add_note(f"{RAISED_AT} rank {communicator.rank})")
+    # Because of this note, `broadcasting_errors` further out does not send the error again.
     with suppress(Exception):  # a transport that is broken: the error itself matters more
         shown = communicator.all_gather(StatusCard(Status.FAILED, len(own)).to_bytes(), ERROR_TIMEOUT)
         if shown is None:

@@ -105,6 +105,7 @@ def run_in_threads(work: Callable[[str], Result], names: Sequence[str], workers:
     def serve() -> None:
         while waiting:
             try:
+                # Another thread may have taken the last name since the test.
                 name = waiting.popleft()
             except IndexError:
                 return
@@ -123,6 +124,7 @@ def run_in_threads(work: Callable[[str], Result], names: Sequence[str], workers:
         for thread in threads:
             thread.join()
     except BaseException:
+        # After Ctrl-C threads finish their party, and take no other.
         waiting.clear()
         raise
     for name in names:

@@ -136,6 +136,7 @@ class MpiCommunicator:
         return int(self.comm.Get_size())
 
     def all_gather(self, card: bytes, timeout: float | None = None) -> list[bytes] | None:
+        # A run that is left at the exit of the interpreter may end after MPI.
         if timeout is not None and self.library.Is_finalized():
             return None
         if self.size == 1:
@@ -152,6 +153,7 @@ class MpiCommunicator:
                 wait_for(self.comm.Isend(piece, dest=0, tag=COLLECTIVE_TAG))
             return []
         parcels = [parcel, *(np.empty(size, np.uint8) for size in sizes[1:])]
+        # All receives are posted at once, so that ranks may send in any order.
         waiting = [
             self.comm.Irecv(piece, source=source, tag=COLLECTIVE_TAG)
             for source in range(1, self.size)
@@ -240,6 +242,7 @@ class MpiChannel:
         if not wait_for(probe, timeout=timeout):
             return None
         sender, header = probe.status.Get_source(), np.empty(HEADER.size, np.uint8)
+        # From this sender only: MPI keeps the order of messages between two ranks, not across ranks.
         wait_for(comm.Irecv(header, source=sender, tag=PACKET_TAG))
         tag, size = HEADER.unpack(header.tobytes())
         parcel = np.empty(size, np.uint8)

@@ -267,6 +267,7 @@ class MpiArrivals:
         if self._is_closed:
             return
         with suppress(Exception):
+            # Workers that wait for a packet must leave that wait before they can take part in the status exchange.
             for rank in sorted(self._waiting):
                 self._send(rank, Tag.END)
             self._drain(ERROR_TIMEOUT)

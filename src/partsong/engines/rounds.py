@@ -146,6 +146,7 @@ class SumServer:
         if ask.phase + 1 == reduction.phases:
             state, message, included = reduction.result(state, aggregation, context)
             require_cohort(self.cohort, included, ask.index)
+        # Last: after an error above, the same phase can be served again.
         self.state, self.context = state, context
         sizes = {name: sent.nbytes for name, sent in answers.messages.items()}
         return Served(message, included, able, answers.faults, sizes, reply_bytes)
@@ -186,6 +187,7 @@ def run_rounds(
         while not run.is_over(point):
             done, point = _one_round(run, point)
             yield done
+            # Otherwise the states of this round would stay in memory during the next one.
             del done
 
 

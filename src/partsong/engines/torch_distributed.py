@@ -181,6 +181,7 @@ class TorchCommunicator:
         os._exit(1)
 
     def _tensor(self, parcel: Buffer) -> Any:
+        # bytes are read-only, and torch warns of tensors over read-only memory.
         data = np.frombuffer(bytearray(parcel), np.uint8) if isinstance(parcel, bytes) else parcel
         return self.torch.from_numpy(data).to(self.carrier)
 

@@ -25,6 +25,7 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
     The contents are flushed to disk before the rename. A `private` file is readable by its owner only; otherwise an
     existing file keeps its permissions. Links are followed.
     """
+    # os.replace would replace a link itself, not the file that it points to.
     target = Path(os.path.realpath(resolve_path(path)))
     draft = target.with_name(f".{secrets.token_hex(8)}.{target.name}")
     if target.exists() and not os.access(target, os.W_OK):
@@ -32,7 +33,9 @@ def atomic_write(path: str | os.PathLike[str], *, private: bool = False) -> Iter
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
         yield draft
+        # Before the rename: after a power failure, the new name must not have empty contents.
         _flush_to_disk(draft, os.O_RDWR)
+        # os.replace gives the file the permissions of the draft.
         if target.exists() and not private:
             shutil.copymode(target, draft)
         os.replace(draft, target)

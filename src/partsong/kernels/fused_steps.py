@@ -116,8 +116,10 @@ def largest_eigenvalue(gram, v):  # type: ignore[no-untyped-def]
                 break
             if upper - along / length <= CLOSE * upper:
                 for i in range(k):
+                    # The next call starts from this vector, and the upper bound needs v > 0.
                     v[i] = max(v[i], 1e-6)
                 return upper
+    # The iteration has not converged, or does not apply: the next call starts from ones.
     for i in range(k):
         v[i] = 1.0
     return np.linalg.eigvalsh(gram.astype(np.float64))[-1]

@@ -231,6 +231,7 @@ def _pivot(gram, cross, size, passive, x, y, work):  # type: ignore[no-untyped-d
         _slope(gram, cross, x, y)
         infeasible = 0
         for j in range(k):
+            # The residual is not zero: this passive set is too ill-conditioned to solve.
             if passive[j] and abs(y[j]) > SOLVED * size:
                 return False
             if (x[j] if passive[j] else y[j]) < -SLACK * size:
@@ -273,6 +274,7 @@ def _descend(gram, cross, size, x, y, work):  # type: ignore[no-untyped-def]
     for _ in range(10 * k + 50):
         _solve(gram, cross, passive, z, work)
         if entering >= 0 and z[entering] <= 0.0:
+            # Only rounding lets an entering variable fall. Without the bar it would be chosen again and again.
             passive[entering], barred[entering] = False, True
         elif not _advance(x, z, passive):
             entering = -1

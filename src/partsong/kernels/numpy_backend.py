@@ -29,6 +29,7 @@ def sweep(F: Floats, gram: Floats, cross: Floats, sweeps: int, out: Floats | Non
     """
     gram = np.ascontiguousarray(gram, F.dtype)
     diagonal = np.diagonal(gram)
+    # The reciprocal of a subnormal number may be infinite.
     inverse = np.divide(1, diagonal, out=np.zeros_like(diagonal), where=diagonal > np.finfo(F.dtype).tiny * 4)
     cross = np.ascontiguousarray(cross, F.dtype)
     result = np.empty(F.shape, F.dtype) if out is None else out

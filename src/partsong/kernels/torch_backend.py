@@ -26,6 +26,7 @@ def sweep(F: Tensor, gram: Tensor, cross: Tensor, sweeps: int, out: Tensor | Non
     rows = F.T.clone(memory_format=torch.contiguous_format)  # components as contiguous rows
     target = cross.T.contiguous()
     sizes = torch.diagonal(gram)
+    # Selected by `where` and not by a branch, which would wait for the device.
     is_there = sizes > torch.finfo(F.dtype).tiny * 4
     sizes = torch.where(is_there, sizes, 1)
     for _ in range(sweeps):
@@ -60,6 +61,7 @@ def gram(F: Tensor, exactly: bool = True) -> Tensor:
     if not exactly:
         return (F.T @ F).double()
     total = torch.zeros((F.shape[1], F.shape[1]), dtype=torch.float64, device=F.device)
+    # In pieces, so that the copy in float64 stays small.
     for rows in F.split(1 << 16):
         exact = rows.double()
         total.addmm_(exact.T, exact)
@@ -79,6 +81,7 @@ def total(F: Tensor) -> Tensor:
 def largest_eigenvalue(gram: Tensor) -> Tensor:
     """‖gram‖₂ of a symmetric positive semi-definite matrix, as a 0-d tensor; infinite if an entry is not finite."""
     values, is_finite = gram.double(), torch.isfinite(gram).all()
+    # eigvalsh fails for values that are not finite, and a branch on them would wait for the device.
     largest = torch.linalg.eigvalsh(torch.where(is_finite, values, 0.0))[-1]
     return torch.where(is_finite, largest, float("inf"))
 

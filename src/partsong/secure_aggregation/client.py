@@ -195,6 +195,7 @@ def _share(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     pairs = {name: derive_key(secret, "answers", admitted.transcript) for name, secret in secrets.items()}
     body = build_shares_body(identity.party, holdings, keys)
     message = sign_message(params.message_context(SHARES, admitted.transcript), identity.party, identity.signing, body)
+    # All keys are derived from it now, so the private share key is not kept.
     setup_draft = SetupDraft(KeyPair(b"", b""), setup_draft.secrets, admitted, pairs, keys, holdings[identity.party])
     identity = replace(identity, roster={**identity.roster, **admitted.roster})
     return replace(state, setup_draft=setup_draft, identity=identity), message
@@ -215,10 +216,12 @@ def _mask(state: ClientState, reply: Message) -> tuple[ClientState, Message]:
     add_mask(masked, seed_stream(own.seed, transcript))
     publics = {name: sum_context.mask_key(name) for name in participants if name != identity.party}
     for other, secret in shared_secrets(own.key, publics).items():
+        # Of two parties one adds the mask and the other subtracts it, so it cancels in the sum.
         add_mask(masked, pair_stream(secret, identity.party, other, transcript), negated=other < identity.party)
     message = sign_message(
         sum_context.message_context(UPLOAD), identity.party, identity.signing, masked, draft.header.to_bytes()
     )
+    # Without its own secrets of this sum, the party cannot mask a second upload with them.
     kept = {index: one for index, one in setup.own.items() if index != draft.params.index}
     identity = replace(identity, setup=replace(setup, own=kept))
     emptied, names = replace(draft, vector=np.empty(0, np.uint64)), sum_context.params.participants

@@ -100,6 +100,7 @@ def add_mask(total: Any, key: bytes, *, negated: bool = False) -> None:
     """Add the key's stream to `total`, or subtract it, modulo 2⁶⁴ and in place; in chunks that fit the CPU cache."""
     ciphers = _module("ciphers")
     encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    # The encryption of zeros is the key stream itself.
     zeros, drawn = memoryview(bytes(8 * min(CHUNK, len(total)))), bytearray(8 * min(CHUNK, len(total)))
     numbers, combine = np.frombuffer(drawn, "<u8"), np.subtract if negated else np.add
     for start in range(0, len(total), CHUNK):

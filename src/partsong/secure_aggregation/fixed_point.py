@@ -62,6 +62,7 @@ class Grid:
 
     def encode(self, values: Any) -> Any:
         """Return round(x·2^e) mod 2⁶⁴ of float64 or integers within the bound."""
+        # Two's complement: as uint64, negative numbers are the residues modulo 2⁶⁴. Shifts by 64 bits are undefined.
         if values.dtype.kind == "f" or self.exponent <= -64:
             return np.rint(np.ldexp(values, self.exponent)).astype(np.int64).view(np.uint64)
         return _shift(values, self.exponent).astype(np.int64).view(np.uint64)
@@ -149,6 +150,7 @@ def _shift(values: Any, places: int) -> Any:
         return values.astype(np.int64) << np.int64(places)
     one, down = values.dtype.type(1), values.dtype.type(min(-places, 63))
     half = one << (down - one)
+    # The rounding comes from the removed bits: adding one half before the shift could overflow.
     return (values >> down) + ((values & (half | (half - one))) >= half)
 
 

@@ -101,6 +101,7 @@ class SecureSum:
 
     def threshold(self, parties: int) -> int:
         """Return t = ⌊majority·n⌋ + 1."""
+        # 2/3 as a float is slightly below 2/3: the floor of its exact product with 3 would be 1.
         return min(parties, math.floor(Fraction(self.majority).limit_denominator(10**6) * parties) + 1)
 
     def encoding(self, parties: int) -> Encoding:

@@ -122,6 +122,7 @@ def read_answers(
             known = {numbers[holder]: parse_share(points[name, holder]) for holder in holders}
             key = combine(known, weights).to_bytes(SHARE_BYTES, "big")
             text = unseal(key[-KEY_BYTES:], answer.sealed)
+            # PRIME is above 2²⁵⁶, so a combined number may have a 33rd byte, and is not a key then.
             if key[0] or text is None:
                 raise ValueError("its key does not match them")
         except ValueError as error:

@@ -127,6 +127,7 @@ def _relay_shares(inbox: Mapping[str, Message], state: ServerState) -> tuple[Ser
     commitments = {}
     for name, body in _verified_bodies(context, inbox, tuple(admitted.adverts), admitted.roster).items():
         try:
+            # A copy: the view would keep the whole body in memory, and in the stored state.
             commitments[name] = commitments_in(body, admitted, params.batch).copy()
         except ValueError as error:
             raise context.party_error(name, f"its shares are unreadable: {error}.") from error
@@ -146,6 +147,7 @@ def _add_uploads(inbox: Mapping[str, Message], state: ServerState) -> tuple[Serv
     for name, body in bodies.items():
         if len(body) != total.nbytes:
             raise context.party_error(name, f"its upload has {len(body)} bytes, not {total.nbytes}.")
+        # uint64 wraps around, which is addition modulo 2⁶⁴, as for the masks.
         total += np.frombuffer(body, "<u8")
     directory = state.directory
     if sum_context.slot == 0:
@@ -160,6 +162,7 @@ def _unmask(inbox: Mapping[str, Message], state: ServerState) -> tuple[ServerSta
     sum_context.params.require_enough(UNMASKING, inbox, survivors)
     bodies = _verified_bodies(context, inbox, survivors, admitted.roster)
     masks = mask_transcript(sum_context, next(iter(state.headers.values())).common)
+    # Any t answers reconstruct the same secrets; the shares of the others are only checked.
     holders = list(bodies)[: sum_context.params.threshold]
     numbers = admitted.numbers
     weights = weights_at_zero([numbers[name] for name in holders])
@@ -167,10 +170,12 @@ def _unmask(inbox: Mapping[str, Message], state: ServerState) -> tuple[ServerSta
         bodies, SurvivorList(sum_context, survivors, survivors_transcript(masks, survivors)), weights
     )
     revealed = {name: _check_shares(state, name, shares) for name, shares in answers.items()}
+    # A copy: if a check below fails, the phase can be served again from the same state.
     total = state.total.copy()
     for dealer in sum_context.params.participants:
         shares = {numbers[name]: revealed[name][dealer] for name in holders}
         secret = combine(shares, weights).to_bytes(SHARE_BYTES, "big")[-KEY_BYTES:]
+        # First: removing the mask of a wrong secret would turn the sum into random numbers.
         _check_secret(state, dealer, secret)
         if dealer in survivors:
             add_mask(total, seed_stream(secret, masks), negated=True)

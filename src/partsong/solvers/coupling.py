@@ -146,6 +146,7 @@ class AlignedProximalTerm:
             return pulled, memory, anchor
         assert isinstance(rule, Proximal)
         pulled, memory = rule.step(Ht, equations, state)
+        # One proximal step for each distinct weight; a hard alignment has one. Other components keep the plain step.
         for weight in np.unique(weights[weights > 0]):
             columns = np.flatnonzero(weights == weight)
             center = anchor.aligned * on.cast(np.array(self.strength / weight), Ht)
@@ -170,6 +171,7 @@ class AlignedProximalTerm:
 
 
 def _with_columns(base: Array, other: Array, columns: np.ndarray) -> Array:
+    # A copy of an array or tensor.
     base = base + 0
     for j in columns.tolist():
         base[:, j] = other[:, j]

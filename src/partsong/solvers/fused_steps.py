@@ -49,6 +49,7 @@ def take_fused_steps(
     (n, m), (penalty_W, penalty_H) = matrix.shape, penalties
     move = _compiled_step(rule, coupling)
     fused, pull = cast(SupportsFusedSteps, matrix), cast("CompilableCoupling | None", coupling)
+    # Copies: the compiled steps work in place.
     W, Ht = (factor + 0 for factor in factors)
     W_before, Ht_before = (_previous_factor(memory, factor) for memory, factor in zip(memories, (W, Ht), strict=True))
     assert move is not None

@@ -278,6 +278,7 @@ class SquaredError:
             past = None if rows.memory is None else rows.memory.rows(at)
             room = W[at]
             moved, after = solve(old, cross, past, room)
+            # Only some rules write into the memory that they are given.
             if moved is not room:
                 W[at] = moved
             if memory.previous is not None:
@@ -376,6 +377,7 @@ class SquaredError:
         on, pace = kernels.of(proposed.Ht), columns.pace
         is_same = (proposed.basis[0] == columns.basis[0]) & (proposed.basis[1] == columns.basis[1])
         least = on.where(is_same, pace.objective, float("inf"))
+        # Objectives over other rows (other parties in the round) cannot be compared: the first one is accepted.
         after = self.momentum.next(replace(pace, objective=least), proposed.objective)
         Ht = point = proposed.Ht
         if not isinstance(self.momentum, NoExtrapolation):
@@ -460,6 +462,7 @@ class SquaredError:
         on = kernels.of(Ht)
         gram = on.gram(Ht)
         shared = NormalEquations(gram, gram).penalized(self.penalty_W, X.shape[1]).gram
+        # The sweeps run in the type of the factors; only the exact solution uses the gram in float64.
         rough = on.cast(shared, Ht)
         shift = self.penalty_W.l1 * X.shape[1]
         W = on.empty((X.shape[0], Ht.shape[1]), Ht)

@@ -106,6 +106,7 @@ class RemoteRounds:
             )
         phase = 0 if self.run.restarted & set(asked) else first(asked)  # a restarted site has no keys
         opened = replace(attempt, asked=asked, first=phase, refused=refused)
+        # Before any site is asked: a restarted server sends the same requests, and sites repeat their answers.
         self._journal.save_attempt(opened)
         return self._begin_attempt(opened)
 
@@ -126,6 +127,7 @@ class RemoteRounds:
             served = serve(answers)
         except TooFewParties as error:
             raise self._explain(error, answers) from error
+        # Written after `serve`, so that a resumed run finds only answers that were accepted.
         # Uploads of a plain sum are not written: the sites can send the same bytes again.
         is_kept = self._reduction.hides_uploads or ask.phase + 1 < self._reduction.phases
         if found is None and is_kept and not served.must_restart:
@@ -206,6 +208,7 @@ class RemoteRounds:
         ).after_lost_files(self._lost | stale)
         if absence != Absence():
             self.run = replace(self.run, absences={**self.run.absences, attempt.index: absence})
+        # The run first: until it is on disk, a restart needs the exchanges to complete this round.
         self._journal.save(self.run)
         self._journal.clear_exchanges()
         return {}

@@ -172,6 +172,7 @@ class RemoteArrivals:
         """
         self._require_arrivals()
         started, away = sorted(self.run.started), self._pending.missing()
+        # Written first: a server killed from here on resumes with the end, and accepts no further arrival.
         self._save(replace(self.run, without_result={name: f"Site {name!r} was not sent the end." for name in started}))
         run, client, why = self.run, self._client, dict[str, str]()
         nonce, notes = Nonce(run.run, run.index, kind=Kind.FINISH), run.counted_notes(started)
@@ -197,6 +198,7 @@ class RemoteArrivals:
             read = self._client.read(name, nonce, reply)
         except UploadError as unusable:
             raise SiteLost(str(unusable)) from unusable
+        # Before the reply is used: the serial number shows later whether the site was restored from a backup.
         if self._client.seen != before:
             self._client.counters.update(self._client.seen)
         if isinstance(read.answer, Refusal):

@@ -64,11 +64,14 @@ class RoundHandler:
         self.policy_checker.exposure_limit.require_upload(self.plan, request, self.started)
         handler = self._synchronize(request, at)
         context, cohort = handler._context(request, participants)
+        # The charge is on disk before the work: a kill in between may cost budget, but nothing leaves uncharged.
         worked = self._charge(request, at)
         with handler._close_on_failure():
+            # Work that is on disk is not repeated: it may have drawn noise, which must not be drawn twice.
             worked = worked or handler._work(request, at)
             client = handler._start_sum(worked.upload, context)
         answered = handler._answer_phase(request, ReplyState("", client, b"", cohort), Message({}))
+        # Only now: until the answer is on disk, earlier attempts may be needed to answer this request again.
         self.files.keep_only({at, *([handler.progress.counted] if handler.progress.counted else [])})
         return answered
 
@@ -98,6 +101,7 @@ class RoundHandler:
 
     def mark_finished(self, digest: str) -> RoundHandler:
         """Return a handler of the finished run. This is on disk before any file of the run is removed."""
+        # The keys of masks are not kept after the run.
         tally = replace(self.progress, reduction_state=None, finish_digest=digest)
         self.files.save_progress(tally, self.plan.source)
         return replace(self, progress=tally)
@@ -299,6 +303,7 @@ class RoundHandler:
         alone = {"alone": [list(at) for at in self.progress.unacknowledged]} if self.progress.unacknowledged else {}
         reply = Reply(self.policy_checker.name, nonce, message, self.policy_checker.ledger.serial, alone)
         sent = ReplyState(request.digest, client, reply.to_bytes(), before.cohort)
+        # Written before it is sent: a repeated request gets the same bytes, even if the site was killed.
         self.files.save_reply((nonce.round, nonce.attempt), nonce.phase, sent, self.plan.source)
         return SiteAnswer(reply, sent.reply, plan=self.plan)
 

@@ -123,6 +123,7 @@ def start(site: Site, request: Request) -> SiteAnswer:
     with runtime.limit_kernel_threads(KERNEL_THREADS):
         state = plan.program.start_party(shard, layout)
     standing = plan.reduction.setup_party(site.name, site.data.secret, layout)
+    # Progress first: the file of the start marks a started run, and a started run must have progress.
     files.save_progress(ProgressState(None, standing, last_released=passed), plan.source)
     rows = (site.data.n_rows, site.data.type)
     mark = data_digest(site.data.rows, order)
@@ -219,6 +220,7 @@ def finish(site: Site, request: Request) -> SiteAnswer:
     if handler.progress.finish_digest is None:
         if counted != handler.progress.counted and counted in handler.files.attempts():
             handler = handler.advance_to(counted)
+        # After the result is saved: a site killed in between saves it when the end is sent again.
         handler = handler.mark_finished(request.digest)
     handler.files.save_model(request.body)
     if agreed is not None:
@@ -362,6 +364,7 @@ class Site:
                     nonce, refusal_from_error(error), " ".join((str(error), *getattr(error, "__notes__", ())))
                 )
             except Exception:
+                # The code alone leaves: the text of an unexpected error could quote data.
                 done = self._refusal_answer(nonce, Refusal("failed"), self._traceback())
             return self._record(done)
 

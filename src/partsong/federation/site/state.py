@@ -333,6 +333,7 @@ def _pieces(rows: Any, order: tuple[int, ...]) -> Iterator[bytes]:
     columns = None if order == tuple(range(rows.shape[1])) else list(order)
     if hasattr(rows, "tocsr"):
         chosen = rows.tocsr() if columns is None else rows.tocsr()[:, columns]
+        # Equal matrices may store their entries differently. sum_duplicates works in place, so on a copy.
         chosen = chosen if chosen.has_canonical_format else chosen.copy()
         chosen.sum_duplicates()
         yield np.asarray(chosen.indptr, np.int64).tobytes()
