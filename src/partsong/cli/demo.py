@@ -195,7 +195,7 @@ def _print_table(found: tuple[MethodResult, ...], console: Any) -> None:
     )
     table = Table(title="Error and cost of each method", caption=caption)
     table.add_column("method", no_wrap=True)
-    table.add_column("init_mode")
+    table.add_column("init_mode", no_wrap=True)
     for heading in ("rounds", "relative error", "bytes sent per party", "seconds"):
         table.add_column(heading, justify="right")
     for method in found:
