@@ -68,7 +68,7 @@ def test_errors(invoke, data_npy, tmp_path):
     invoke("info", "missing.safetensors", code=1)
     assert "Traceback" not in invoke("info", data_npy, code=1).output
     invoke("fit", data_npy, "-k", 2, "-o", "m.safetensors", "--checkpoint", "c.ckpt", "-q")
-    assert "partsong-model" in invoke("info", "c.ckpt", code=1).stderr
+    assert "partsong model" in invoke("info", "c.ckpt", code=1).stderr
     content = bytearray((tmp_path / "m.safetensors").read_bytes())
     content[-3] ^= 1
     (tmp_path / "m.safetensors").write_bytes(content)

@@ -529,7 +529,7 @@ def test_the_rule_has_the_names_and_defaults_of_the_estimator():
         ({"weighting": "tf-idf"}, "tfidf, counts"),
         ({"language": "klingon"}, "no list of stop words"),
         ({"language": []}, "language must be a string"),
-        ({"stop_words": "liver"}, "list of texts"),
+        ({"stop_words": "liver"}, "list of strings"),
         ({"shortest": "2"}, "shortest must be"),
         ({"lower": 1}, "true or false"),
         (3, "table of settings"),

@@ -215,7 +215,7 @@ def test_plain_values_make_the_same_experiment_at_a_site():
         ({"maximum_rounds": "many"}, "whole number"),
         ({"maximum_runs": 0}, "at least 1"),
         ({"maximum_run": 3}, "'maximum_runs'"),
-        ({"columns": "all"}, "list of texts"),
+        ({"columns": "all"}, "list of strings"),
         ({"secure_aggregation": 1}, "true or false"),
         ({"privacy": {"epsilon": 1, "sigma": 2}}, "no setting 'privacy.sigma'"),
         ({"privacy": {"delta": 1e-5}}, "needs privacy.epsilon"),

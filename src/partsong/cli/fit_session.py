@@ -95,7 +95,7 @@ def run_fit(options: FitOptions, given: Collection[str]) -> None:
     with usage_errors():
         estimator = build_estimator(options, given, kind)
         estimator.check_settings()
-    # Last of the checks: a command line with another mistake hears of that one first.
+    # After all other checks, so that this message does not hide another mistake.
     if options.output is None and options.run_folder is None:
         raise typer.BadParameter("no output file. Pass -o model.safetensors.", param_hint="--output")
     require_outputs(options)

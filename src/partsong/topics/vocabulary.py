@@ -90,8 +90,7 @@ class Vocabulary:
         counted, n_documents = document_frequencies(documents, words or Words())
         if not counted:
             raise DataError(
-                f"None of {format_count(n_documents, 'document')} has a word left after splitting and removing "
-                "stop words. Check language, "
+                f"Every document (of {n_documents}) is empty after splitting and removing stop words. Check language, "
                 "pattern and shortest."
             )
         listed = sorted(counted)
@@ -176,7 +175,7 @@ class DocumentRows:
         """Return self; refuse a collection in which every document is empty."""
         if self.n_empty == len(self.is_empty):
             raise DataError(
-                f"{whose}: none of {format_count(len(self.is_empty), 'document')} has a word of the vocabulary "
+                f"{whose}: every document (of {len(self.is_empty)}) is empty; none has a word of the vocabulary "
                 f"({format_count(self.rows.shape[1], 'column')}). Check the language, the word options and the "
                 "vocabulary."
             )

@@ -368,11 +368,11 @@ def test_every_party_is_shown_with_its_parts_in_the_shared_order() -> None:
         assert word in block[0]
 
 
-def test_parts_without_a_partner_are_marked() -> None:
+def test_components_without_a_match_are_marked() -> None:
     marked, plain = render(report(with_parties(["p"], False))), render(report(with_parties(["p"])))
-    assert marked.count('class="part alone"') == 2
+    assert marked.count('class="part unmatched"') == 2
     assert "without a match" in marked
-    assert 'class="part alone"' not in plain
+    assert 'class="part unmatched"' not in plain
     assert "(2)" in marked
 
 
