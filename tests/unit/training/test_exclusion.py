@@ -227,7 +227,7 @@ def test_save_and_load_remember_it(tmp_path):
 
 
 def test_a_mistake_of_the_caller_is_no_fault_of_a_party():
-    with pytest.raises(PartsongError, match=r"names has \d+ names for"):
+    with pytest.raises(PartsongError, match=r"names has \d+ names? for"):
         partsong.FederatedNMF(3, on_party_error="skip").fit(parts(), names=["a"])
     with pytest.raises(DataError, match="NaN"):
         partsong.FederatedNMF(3, on_party_error="raise").fit([with_nan(parts()[0])])
