@@ -1,11 +1,10 @@
-"""`partsong federation join` on a folder that is there: nothing changes before a yes, nor while its node runs, what an
-earlier folder has promised goes on, and what a used one has lost is not made anew.
-"""
+"""`partsong federation join` and `status` at a site."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import zipfile
 from dataclasses import replace
@@ -19,6 +18,7 @@ pytest.importorskip("cryptography")
 from partsong.cli.main import app
 from partsong.errors import FileError, FormatError, PartsongError
 from partsong.federation.audit_log import AuditLog
+from partsong.federation.consistency import require_consistent
 from partsong.federation.experiment import Experiment
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held
@@ -28,11 +28,12 @@ from partsong.federation.setup.credentials import Card, Kit, SharedKey
 from partsong.federation.setup.server_folder import ServerFolder
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.transports.base import InProcess
-from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request
+from partsong.federation.wire import Kind, Nonce, Refusal, Reply, Request, RequestRefused
 from partsong.io.write import atomic_write
+from partsong.privacy.accounting import Ledger, Release
+from partsong.privacy.spending import DEFAULT_DELTA
 from tests.cli.conftest import runner
-from tests.federation.helpers import charge as charge_line
-from tests.federation.helpers import depart
+from tests.federation.helpers import charge, depart
 
 SITES = ("north", "south")
 JOIN = ["federation", "join", "north.zip"]
@@ -55,7 +56,7 @@ def made(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def quick_disk(monkeypatch):
     """Whether writes are in order does not depend on it."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -69,11 +70,11 @@ def here(made, tmp_path, monkeypatch):
     return tmp_path
 
 
-def charge(folder, count):
+def charge_rounds(folder, count):
     """Releases of a run that this site has taken part in; its log has them too."""
     state = folder / "state"
     for number in range(count):
-        charge_line(SiteLedger(state / "ledger.jsonl"), place=("before", number, 0))
+        charge(SiteLedger(state / "ledger.jsonl"), place=("before", number, 0))
         depart(AuditLog(state / "audit.jsonl"), ("before", number, 0))
 
 
@@ -96,10 +97,11 @@ def asked(here, place, request=None):
     return Reply.from_bytes(transport.ask({"north": request}, 1.0)["north"]).answer
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("answer", ["n\n", ""])
 def test_who_does_not_say_yes_has_changed_nothing(here, answer):
     folder = here / "site-north"
-    charge(folder, 1)
+    charge_rounds(folder, 1)
     folder.chmod(0o755)
     before = content_of(folder)
     result = runner().invoke(app, [*JOIN, "--data", "few.npy", "--shared-key", "sites.key"], input=answer)
@@ -110,6 +112,7 @@ def test_who_does_not_say_yes_has_changed_nothing(here, answer):
     assert not answer or f"Not joined. The folder {folder} is unchanged." in result.stderr
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("words", [("--data", "few.npy"), ("--transpose",), ("--shared-key", "sites.key")])
 def test_while_a_node_runs_its_folder_is_not_given_other_data_or_keys(here, told, words):
     folder = here / "site-north"
@@ -124,6 +127,7 @@ def test_while_a_node_runs_its_folder_is_not_given_other_data_or_keys(here, told
     assert content_of(folder) != before
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("file", ["joined.toml", "shared.key", "secret"])
 def test_a_node_answers_with_what_it_was_started_with_or_not_at_all(here, file):
     site = with_key(here / "site-north")
@@ -145,6 +149,7 @@ AGAIN = ("federation", "join", "north.zip", "--yes", "--no-start")
 WITH_DATA = (*AGAIN, "--data", "rows.npy")
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("damage", ["empty", "cut", "other"])
 def test_the_key_of_a_node_is_whole_and_the_one_of_the_card(here, told, damage):
     folder = here / "site-north"
@@ -159,6 +164,7 @@ def test_the_key_of_a_node_is_whole_and_the_one_of_the_card(here, told, damage):
     assert content_of(folder) == before
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_an_authority_that_is_gone_is_not_replaced_by_that_of_a_kit(here, told):
     place = here / "site-north" / "ca.crt"
     kept = place.read_bytes()
@@ -172,6 +178,7 @@ def test_an_authority_that_is_gone_is_not_replaced_by_that_of_a_kit(here, told):
     told(*AGAIN)
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("content", [b"", b" \r\n\t\n", b"\xef\xbb\xbf\n"])
 def test_an_emptied_policy_is_none_and_a_comment_is_one(here, told, content):
     site = SiteFolder.at(here / "site-north")
@@ -186,6 +193,7 @@ def test_an_emptied_policy_is_none_and_a_comment_is_one(here, told, content):
     assert asked(here, party) == Refusal("not-started")
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_policy_that_changes_while_data_are_read_is_obeyed(here, monkeypatch):
     site, read = SiteFolder.at(here / "site-north"), site_folder.table_at
 
@@ -225,12 +233,14 @@ def cut_off(monkeypatch):
     return cut
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_new_folder_is_not_made_before_a_yes(here):
     result = runner().invoke(app, [*JOIN, "--data", "rows.npy", "--folder", "anew"], input="n\n")
     assert f"The folder {here / 'anew'} was not created." in result.stderr
     assert not (here / "anew").exists()
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_off):
     """What it leaves is a folder that was never used, or one with its policy and its shared key."""
     new, number, kit = here / "anew", 0, Kit.read(here / "north.zip")
@@ -249,10 +259,11 @@ def test_a_first_join_that_is_cut_off_at_any_write_can_be_given_again(here, cut_
     assert number > 6
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("left", ["joined.toml", "state/ledger.jsonl", "state/audit.jsonl"])
 def test_a_used_folder_that_has_lost_its_policy_gets_no_other(here, told, left):
     folder = here / "site-north"
-    charge(folder, 1)
+    charge_rounds(folder, 1)
     asked(here, SiteFolder.at(folder).answering())
     names = {"site.toml", "joined.toml", "card.toml", "roster.toml", "state/ledger.jsonl", "state/audit.jsonl"}
     for name in sorted({*names, "state/site.log", "state/lock", "state/refusals"} - {left}):
@@ -265,6 +276,7 @@ def test_a_used_folder_that_has_lost_its_policy_gets_no_other(here, told, left):
     assert content_of(folder) == before
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("name", ["secret", "node"])
 def test_a_site_that_has_lost_a_key_of_its_own_is_not_given_another(here, invoke, name):
     folder = here / "site-north"
@@ -277,6 +289,7 @@ def test_a_site_that_has_lost_a_key_of_its_own_is_not_given_another(here, invoke
     assert content_of(folder) == before
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_key_that_is_lost_while_people_look_at_what_leaves_is_missed_too(here):
     kit = Kit.read(here / "north.zip")
     site = SiteFolder.wanted(here / "site-north", kit, here / "rows.npy", {})
@@ -285,12 +298,13 @@ def test_a_key_that_is_lost_while_people_look_at_what_leaves_is_missed_too(here)
         site.make(kit.authority)
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_site_moves_by_copying_its_folder(here, told):
     """Policy, budget, ledger, keys and roster come along; other parties see the site that they know."""
     old, new = here / "site-north", here / "anew"
     with_key(old)
     (old / "site.toml").write_text((old / "site.toml").read_text() + "[privacy]\nepsilon = 3\n")
-    charge(old, 2)
+    charge_rounds(old, 2)
     shutil.copytree(old, new)
     shutil.rmtree(old)
     told(*NEW)
@@ -300,12 +314,13 @@ def test_a_site_moves_by_copying_its_folder(here, told):
     assert site.roster().keys["north"] == bytes.fromhex(site.card().signing_key)
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_site_that_has_lost_its_keys_goes_on_with_its_ledger_in_a_new_folder(here, told):
     """It makes new keys, for which the coordinator needs the new card; releases and policy still count."""
     old, new = here / "site-north", here / "anew"
     with_key(old)
     (old / "site.toml").write_text("minimum_parties = 5\n")
-    charge(old, 3)
+    charge_rounds(old, 3)
     for _ in range(3):
         asked(here, SiteFolder.at(old).answering())
     unlisted = json.loads((old / "state" / "refusals").read_text())["unlisted"]
@@ -324,16 +339,18 @@ def test_a_site_that_has_lost_its_keys_goes_on_with_its_ledger_in_a_new_folder(h
     assert (last["refusal"], last["unlisted"]) == ("unsigned", unlisted)
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_copied_folder_that_is_used_beside_its_original_is_refused_by_itself(here, told):
     """The server has seen what the original has released since, and the copy's ledger does not know of it."""
     old, new = here / "site-north", here / "anew"
     shutil.copytree(old, new)
-    charge(old, 1)
+    charge_rounds(old, 1)
     request = Request("north", Nonce("r", kind=Kind.FINISH), seen=SiteLedger(old / "state" / "ledger.jsonl").serial)
     assert asked(here, SiteFolder.at(new).answering(), request) == Refusal("behind")
     assert asked(here, SiteFolder.at(old).answering(), request) != Refusal("behind")
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_folder_that_has_had_a_shared_key_sends_no_hash_without_one(here, told):
     site = SiteFolder.at(here / "site-north")
     told(*AGAIN, "--shared-key", "sites.key")
@@ -361,6 +378,7 @@ def newer(here):
     return changed
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_the_roster_of_a_kit_does_not_take_the_place_of_the_one_that_is_pinned(here, told, newer):
     told(*AGAIN, "--roster", "newer.toml", "--fingerprint", newer.fingerprint)
     assert told(*AGAIN)["fingerprint"] == newer.fingerprint
@@ -375,6 +393,7 @@ def test_the_roster_of_a_kit_does_not_take_the_place_of_the_one_that_is_pinned(h
     assert SiteFolder.at(here / "site-north").roster() == newer
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_the_roster_of_a_kit_is_taken_where_its_fingerprint_was_compared(here, told, newer):
     kit = Kit.read(here / "north.zip")
     replace(kit, roster=newer).save(here / "newer.zip")
@@ -385,6 +404,7 @@ def test_the_roster_of_a_kit_is_taken_where_its_fingerprint_was_compared(here, t
     assert SiteFolder.at(here / "site-north").roster() == newer
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_who_has_lost_the_pinned_roster_takes_none_unseen(here, told, newer):
     (here / "site-north" / "roster.toml").unlink()
     for words in ((), ("--roster", "newer.toml")):
@@ -393,6 +413,7 @@ def test_who_has_lost_the_pinned_roster_takes_none_unseen(here, told, newer):
     told(*AGAIN, "--fingerprint", ServerFolder.at(here / "liver").roster().fingerprint)
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_roster_that_is_given_while_the_node_runs_is_taken_and_used_by_it(here, invoke, newer):
     site = SiteFolder.at(here / "site-north")
     party = site.answering()
@@ -407,6 +428,7 @@ def test_a_roster_that_is_given_while_the_node_runs_is_taken_and_used_by_it(here
         assert "is already running" in invoke(*words, code=1).stderr
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_columns_that_are_one_to_other_sites_are_refused_before_anything_is_made(here, told):
     header = ("a", "\u00e9", "b", "e\u0301")
     (here / "twins.csv").write_text("\n".join([",".join(header), *["1,2,3,4"] * 5]), encoding="utf-8")
@@ -420,6 +442,7 @@ def test_columns_that_are_one_to_other_sites_are_refused_before_anything_is_made
     told(*words)
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_a_secret_that_is_not_whole_is_none(here, told, length):
     site = SiteFolder.at(here / "site-north")
@@ -433,6 +456,7 @@ def test_a_secret_that_is_not_whole_is_none(here, told, length):
         site.answering()
 
 
+@pytest.mark.usefixtures("quick_disk")
 def test_a_kit_that_was_damaged_on_its_way_is_told_so_wherever_that_was(here):
     kit = here / "damaged.zip"
     with zipfile.ZipFile(here / "north.zip") as archive, zipfile.ZipFile(kit, "w", zipfile.ZIP_DEFLATED) as deflated:
@@ -449,6 +473,7 @@ def test_a_kit_that_was_damaged_on_its_way_is_told_so_wherever_that_was(here):
     assert refused > len(whole) // 26
 
 
+@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.skipif(os.name != "posix", reason="names of files that are bytes")
 def test_a_path_of_data_that_is_not_utf_8_is_told_so(here, told):
     try:
@@ -459,3 +484,142 @@ def test_a_path_of_data_that_is_not_utf_8_is_told_so(here, told):
     assert said["type"] == "ParameterError"
     assert "not valid UTF-8" in said["error"]
     assert not (here / "anew").exists()
+
+
+STATUS = ("federation", "status", "--folder", "site-north")
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Ledger and audit log of a site that has joined, with a release that is in both."""
+    np.save(tmp_path / "rows.npy", np.ones((5, 3)))
+    server = ServerFolder.made(tmp_path / "liver", "liver", "nmf.example.org:8443")
+    kit = Kit.read(server.invite("north", tmp_path / "north"))
+    state = SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {}).path / "state"
+    ledger, audit = SiteLedger(state / "ledger.jsonl"), AuditLog(state / "audit.jsonl")
+    charge(ledger, place=("first", 0, 0))
+    depart(audit, ("first", 0, 0))
+    return ledger, audit
+
+
+@pytest.mark.parametrize("lost", ["the ledger", "the log"])
+def test_where_a_site_refuses_everything_status_says_why_and_fails(books, told, invoke, lost):
+    assert told(*STATUS)["refuses"] is None
+    ledger, audit = books
+    (ledger if lost == "the ledger" else audit).path.unlink()
+    with pytest.raises(RequestRefused) as caught:
+        require_consistent(ledger, audit)
+    assert told(*STATUS, code=1)["refuses"] == str(caught.value)
+    said = invoke(*STATUS, code=1).stdout
+    assert "REFUSES EVERY REQUEST" in said
+    assert "partsong audit opening" in said
+
+
+def test_what_a_site_does_while_its_files_are_read_is_no_reason_to_say_that_it_refuses(books, told, monkeypatch):
+    ledger, audit = books
+    read, now = AuditLog.history, ("first", 1, 0)
+
+    def after_an_answer(self):
+        if ledger.serial == 1:
+            charge(ledger, place=now)
+            depart(audit, now)
+        return read(self)
+
+    monkeypatch.setattr(AuditLog, "history", after_an_answer)
+    assert told(*STATUS)["refuses"] is None
+    assert ledger.serial == 2
+
+
+def test_a_site_that_has_released_nothing_with_noise_has_spent_no_epsilon(told, invoke, tmp_path):
+    np.save(tmp_path / "rows.npy", np.ones((5, 3)))
+    server = ServerFolder.made(tmp_path / "liver", "liver", "nmf.example.org:8443")
+    kit = Kit.read(server.invite("north", tmp_path / "north"))
+    SiteFolder.joining(tmp_path / "site-north", kit, tmp_path / "rows.npy", {})
+    assert told(*STATUS)["epsilon_spent"] is None
+    assert "Released: 0 times; ε spent: 0 (no budget in site.toml)" in invoke(*STATUS).stdout
+
+
+def test_a_ledger_that_was_edited_is_told_with_what_else_there_is(books, told, invoke):
+    ledger, _ = books
+    ledger.path.write_text(ledger.path.read_text().replace("first", "other"))
+    said = told(*STATUS, code=1)
+    assert (said["releases"], said["audit"]["lines"]) == (None, 1)
+    assert str(ledger.path) in said["refuses"]
+    assert "Released: unknown" in invoke(*STATUS, code=1).stdout
+
+
+def test_of_promises_that_do_not_compose_no_epsilon_is_told(books, told, invoke):
+    ledger, _ = books
+    party, row = Release("gaussian", 2.0, "party", "replace"), Release("gaussian", 3.0, "row", "add-or-remove")
+    charge(ledger, party, count=3)
+    spent = Ledger().after(party, 3).epsilon(DEFAULT_DELTA)
+    assert told(*STATUS)["epsilon_spent"] == pytest.approx(spent)
+    assert f"ε spent by the other releases: {spent:.4g} (no budget" in invoke(*STATUS).stdout
+    charge(ledger, row, count=3)
+    assert told(*STATUS)["epsilon_spent"] is None
+    assert "releases with different units or relations do not compose" in invoke(*STATUS).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what", "way_out"),
+    [
+        ("shared.key", None, "shared_key", "--shared-key FILE"),
+        ("shared.key", b"\xff\xfe", "shared_key", "Compare it"),
+        ("site.toml", None, "policy", "Restore your backup"),
+        ("site.toml", b"[privacy]\nepsilon = -1\n", "policy", "epsilon"),
+        ("secret", None, "secret", "Restore your backup"),
+        ("roster.toml", None, "roster", "--fingerprint FINGERPRINT"),
+        ("roster.toml", b"", "roster", "remove it, ask two other sites"),
+    ],
+)
+def test_what_a_site_has_lost_is_told_beside_all_that_there_is(
+    books, told, invoke, tmp_path, name, content, what, way_out
+):
+    site, server = SiteFolder.at(tmp_path / "site-north"), ServerFolder.at(tmp_path / "liver")
+    (site.path / "state" / "runs" / "first").mkdir(parents=True)
+    site = site.make(site.authority(), SharedKey.made())
+    server.admit(site.card())
+    site.pin(server.roster(), server.roster().fingerprint)
+    whole = told(*STATUS)
+    assert whole["problems"] == {}
+    if content is None:
+        (site.path / name).unlink()
+    else:
+        (site.path / name).write_bytes(content)
+    said = told(*STATUS, code=1)
+    assert list(said["problems"]) == [what]
+    assert str(site.path / name) in said["problems"][what]
+    assert way_out in said["problems"][what]
+    rest = (
+        "releases",
+        "releases_without_noise",
+        "directions",
+        "epsilon_spent",
+        "audit",
+        "refuses",
+        "runs",
+    )
+    assert {key: said[key] for key in rest} == {key: whole[key] for key in rest}
+    text = invoke(*STATUS, code=1).stdout
+    assert f"PROBLEM: {said['problems'][what]}" in text
+    assert "Released: 1 time" in text
+    assert "none yet" not in text
+    assert "Shared key: NONE" not in text
+    assert ("budget unknown" in text, "no budget in site.toml" in text) == (what == "policy", what != "policy")
+
+
+def test_a_run_that_was_broken_off_is_told_with_the_way_on(books, invoke, tmp_path):
+    place = ServerFolder.at(tmp_path / "liver").run("first")
+    place.folder.mkdir()
+    place.experiment.write_text('method = "exact"\nrank = 2\nrounds = 1\n')
+    words = ("federation", "status", "--folder", "liver")
+    assert "--resume" not in invoke(*words).stdout
+    place.settings.write_text('{"timeout": 600.0, "names": []}')
+    assert "--resume" in invoke(*words).stdout, "without a folder for files it was by Flower"
+    place.settings.unlink()
+    place.number.write_text("7")
+    way_on = shlex.split(invoke(*words).stdout.splitlines()[-1].rpartition(": partsong ")[2])
+    said = invoke(*way_on, "--engine", "files", "--exchange-folder", "x", code=1).stderr
+    assert "No site is admitted" in said
+    place.result.write_text('{"status": "done"}')
+    assert "--resume" not in invoke(*words).stdout
