@@ -1,4 +1,4 @@
-"""`partsong federation run`: names of runs, methods of topics, sites with texts, and a folder as the transport."""
+"""`partsong federation run`: names of runs, texts, folders as the transport, and the processes of a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ import partsong
 from partsong.core.interfaces import Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
-from partsong.errors import FileError, ParameterError
+from partsong.errors import FileError, ParameterError, SiteLost
 from partsong.federation.commands import server as federation_server
-from partsong.federation.commands.server import _discard_run, format_progress
+from partsong.federation.commands.server import _discard_run, _run_to_end, format_progress
 from partsong.federation.commands.status import _describe_run
 from partsong.federation.experiment import Experiment
 from partsong.federation.flower import control
+from partsong.federation.flower import control as following
+from partsong.federation.flower.control import FlowerRunStatus, ServerError
 from partsong.federation.ledger import SiteLedger
 from partsong.federation.locks import held, holder_of
 from partsong.federation.server import launch
@@ -35,7 +37,7 @@ from partsong.federation.server.launch import load_run_state, run_experiment, ru
 from partsong.federation.server.state import Journal
 from partsong.federation.setup import credentials
 from partsong.federation.setup.credentials import Card
-from partsong.federation.setup.server_folder import ServerFolder, require_not_ended
+from partsong.federation.setup.server_folder import RunPlace, ServerFolder, forget_failure, require_not_ended
 from partsong.federation.setup.site_folder import SiteFolder
 from partsong.federation.site.plan import build_plan
 from partsong.federation.site.results import TOPICS_FILE, save_topic_result
@@ -44,6 +46,7 @@ from partsong.federation.transports.base import InProcess
 from partsong.federation.transports.files import request_transport
 from partsong.federation.wire import Kind, Request
 from partsong.io.model_file import load_model
+from partsong.io.write import write_text
 from partsong.secure_aggregation import crypto
 from partsong.solvers.lda import TopicInference
 
@@ -714,3 +717,243 @@ def test_what_cannot_be_meant_is_refused(told, tmp_path, words, match):
     said = told("federation", "join", "east.zip", *words, "--yes", code=1)
     assert match in said["error"]
     assert not (tmp_path / "site-east" / "joined.toml").exists()
+
+
+needs_signals = pytest.mark.skipif(os.name != "posix", reason="signals and locks")
+
+WORK = """
+import signal, sys, time
+from pathlib import Path
+from partsong.federation.locks import held
+if sys.argv[2] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with held(Path(sys.argv[1]), ""):
+    time.sleep(60)
+"""
+
+
+class Control:
+    """Flower's answers, one after another; the last one stays."""
+
+    def __init__(self, *statuses):
+        self.statuses, self.started, self.stopped = list(statuses), [], []
+
+    def start(self, name):
+        self.started.append(name)
+        return 10 + len(self.started)
+
+    def status(self, number):
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def stop(self, number):
+        self.stopped.append(number)
+        return True
+
+
+@pytest.fixture
+def run_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "POLL", 0.01)
+    monkeypatch.setattr(following, "GRACE", 0.5)
+    return RunPlace(tmp_path)
+
+
+@pytest.fixture
+def worker(run_place):
+    """Starts a process that works on the run; it is gone in the end."""
+    made = []
+
+    def start(kind="mild"):
+        made.append(subprocess.Popen([sys.executable, "-c", WORK, str(run_place.lock), kind]))
+        until = time.monotonic() + 30
+        while holder_of(run_place.lock) != made[-1].pid and time.monotonic() < until:
+            time.sleep(0.02)
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def follow(run_place, control, monkeypatch, told=None):
+    @contextmanager
+    def controlling(server):
+        yield control
+
+    monkeypatch.setattr(following, "open_control", controlling)
+    told = [] if told is None else told
+    try:
+        return following.run_to_end(None, run_place, told.append), told
+    finally:
+        assert holder_of(run_place.lock) is None
+
+
+@needs_signals
+def test_a_run_that_was_stopped_is_not_started_again(run_place, monkeypatch):
+    control = Control(FlowerRunStatus("running"), FlowerRunStatus("finished", "stopped"))
+    with pytest.raises(ServerError, match="was stopped"):
+        follow(run_place, control, monkeypatch)
+    assert control.started == [run_place.name]
+
+
+@needs_signals
+def test_a_run_that_ends_without_a_word_is_started_again(run_place, monkeypatch):
+    control, told = Control(FlowerRunStatus("finished", "failed", "why")), []
+    with pytest.raises(ServerError, match=r"without a result \(why\)"):
+        follow(run_place, control, monkeypatch, told)
+    assert len(control.started) == following.MAX_STARTS
+    assert told == [{"starting": run_place.name}], "once, however often it is started"
+
+
+@needs_signals
+def test_that_a_run_is_started_is_told_before_its_process_is_up(run_place, monkeypatch):
+    told = []
+
+    class Slow(Control):
+        def start(self, name):
+            assert told == [{"starting": run_place.name}]
+            run_place.result.write_text('{"status": "done"}')
+            return super().start(name)
+
+    control = Slow(FlowerRunStatus("finished", "completed"))
+    follow(run_place, control, monkeypatch, told)
+    assert len(control.started) == len(told) == 1
+    assert format_progress(told[0]).startswith(f"starting the server process of run {run_place.name!r}")
+
+
+@needs_signals
+@pytest.mark.parametrize("kind", ["mild", "stubborn"])
+def test_a_run_that_is_worked_on_is_followed_and_its_process_does_not_outlive_a_stop(
+    run_place, worker, monkeypatch, kind
+):
+    run_place.number.write_text("7")
+    process = worker(kind)
+    control = Control(FlowerRunStatus("running"), FlowerRunStatus("running"), FlowerRunStatus("finished", "stopped"))
+    told = []
+    with pytest.raises(ServerError, match="was stopped"):
+        follow(run_place, control, monkeypatch, told)
+    assert control.started == told == []
+    assert process.wait(5) != 0
+
+
+@needs_signals
+def test_what_is_left_of_a_run_that_is_over_is_ended_before_it_is_started_again(run_place, worker, monkeypatch):
+    run_place.number.write_text("7")
+    process = worker()
+    control = Control(FlowerRunStatus("finished", "failed"))
+    with pytest.raises(ServerError):
+        follow(run_place, control, monkeypatch)
+    assert len(control.started) == following.MAX_STARTS
+    assert process.wait(5) != 0
+
+
+@needs_signals
+def test_the_result_of_a_run_that_is_done_stays_until_there_is_another(run_place, monkeypatch):
+    """The server is down, or the run ends without a word: what was known of it before is still known."""
+
+    class Down(Control):
+        def start(self, name):
+            raise ServerError("No server answers")
+
+    run_place.result.write_text('{"status": "done", "rounds": 3}')
+    with pytest.raises(ServerError, match="No server answers"):
+        follow(run_place, Down(FlowerRunStatus("unknown")), monkeypatch)
+    with pytest.raises(ServerError, match="without a result"):
+        follow(run_place, Control(FlowerRunStatus("finished", "failed")), monkeypatch)
+    assert run_place.result.read_text() == '{"status": "done", "rounds": 3}'
+
+
+FAILED = '{"status": "failed", "type": "SiteLost", "error": "east", "notes": []}'
+
+
+@needs_signals
+def test_how_a_run_has_failed_is_told_until_it_is_started_again(run_place, monkeypatch):
+    """Killed after that without a word, it was broken off, and says how it goes on."""
+
+    class Down(Control):
+        def start(self, name):
+            raise ServerError("No server answers")
+
+    run_place.result.write_text(FAILED)
+    with pytest.raises(ServerError, match="No server answers"):
+        follow(run_place, Down(FlowerRunStatus("unknown")), monkeypatch)
+    assert _describe_run(run_place)["status"] == "failed"
+
+    class Killed(Control):
+        def start(self, name):
+            forget_failure(run_place)  # as the process that works on a run does first
+            return super().start(name)
+
+    with pytest.raises(ServerError, match="without a result"):
+        follow(run_place, Killed(FlowerRunStatus("finished", "failed")), monkeypatch)
+    told = _describe_run(run_place)
+    assert told["status"] == "interrupted"
+    assert told["resume"].endswith("--resume")
+    assert [path.name for path in run_place.folder.iterdir()] == [run_place.number.name]
+
+
+@needs_signals
+def test_a_failure_that_has_come_since_the_start_is_kept(run_place, monkeypatch):
+    class Failing(Control):
+        def start(self, name):
+            write_text(run_place.result, FAILED.replace("east", "north"))
+            return super().start(name)
+
+    run_place.result.write_text(FAILED)
+    with pytest.raises(SiteLost, match="north"):
+        follow(run_place, Failing(FlowerRunStatus("finished", "completed")), monkeypatch)
+    assert "north" in run_place.result.read_text()
+
+
+@needs_signals
+@pytest.mark.parametrize("before", ["failed", "done"])
+def test_over_files_too_what_has_failed_goes_once_it_is_worked_on(run_place, monkeypatch, before):
+    file_drop = pytest.importorskip("partsong.federation.transports.files", exc_type=ImportError)
+
+    def killed(*places):
+        assert holder_of(run_place.lock) == os.getpid()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(file_drop, "request_transport", killed)
+    run_place.result.write_text(FAILED.replace("failed", before))
+    with pytest.raises(KeyboardInterrupt):
+        _run_to_end(None, run_place, run_place.folder / "drop", lambda line: None)
+    assert _describe_run(run_place)["status"] == ("done" if before == "done" else "interrupted")
+
+
+@needs_signals
+def test_steps_exchanges_and_whom_a_run_waits_for_are_told_from_its_files(run_place, monkeypatch):
+    class Ending(Control):
+        def start(self, name):
+            (run_place.state / "words").mkdir(parents=True, exist_ok=True)
+            for path, line in (("waiting.jsonl", '{"waiting": ["east"]}'), ("words/steps.jsonl", '{"step": 1}')):
+                with (run_place.state / path).open("a") as file:
+                    file.write(f"{line}\n")
+            run_place.progress.write_text('{"round": 1}\n')
+            run_place.result.write_text('{"status": "done"}')
+            return super().start(name)
+
+    _, told = follow(run_place, Ending(FlowerRunStatus("finished", "completed")), monkeypatch)
+    assert told == [{"starting": run_place.name}, {"step": 1}, {"round": 1}, {"waiting": ["east"]}]
+    run_place.result.unlink()
+    _, told = follow(run_place, Ending(FlowerRunStatus("finished", "completed")), monkeypatch)
+    assert told[1:] == [{"step": 1}, {"waiting": ["east"]}], "what was there before is not told again"
+
+
+@needs_signals
+def test_the_result_and_the_error_of_a_run_are_told(run_place, monkeypatch):
+    def ending(content):
+        class Ending(Control):
+            def start(self, name):
+                run_place.result.write_text(json.dumps(content))
+                run_place.progress.write_text('{"round": 1}\n{"rou')
+                return super().start(name)
+
+        run_place.progress.unlink(missing_ok=True)
+        return follow(run_place, Ending(FlowerRunStatus("finished", "completed")), monkeypatch)
+
+    result, told = ending({"status": "done", "rounds": 1})
+    assert (result, told[1:]) == ({"status": "done", "rounds": 1}, [{"round": 1}])
+    with pytest.raises(SiteLost, match="east") as caught:
+        ending({"status": "failed", "type": "SiteLost", "error": "east", "notes": ["resume"]})
+    assert caught.value.__notes__ == ["resume"]
