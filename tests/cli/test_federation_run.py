@@ -207,7 +207,7 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
     assert "Columns with a name in --names: 0. The others are shown as hashes." in said
     assert told(*WORDS, "--resume", "--names", "public.txt")["named_columns"] == 0
     (tmp_path / "right.txt").write_text("elsewhere\ncolumn 1\ncolumn 3\n")
-    assert "2 columns have one of the 3 names" in invoke(*WORDS, "--resume", "--names", "right.txt").stdout
+    assert "Columns with a name in --names: 2." in invoke(*WORDS, "--resume", "--names", "right.txt").stdout
     assert told(*WORDS, "--resume", "--names", "right.txt")["named_columns"] == 2
     assert "named_columns" not in told(*WORDS, "--resume")
 
@@ -604,7 +604,7 @@ def test_sizes_of_topics_that_nobody_has_measured_are_not_made_up(kind, invoke, 
         page = (tmp_path / name).read_text(encoding="utf-8")
         assert re.findall(r"<figcaption><b>Topic \d</b><span>(.*?)</span>", page) == ["\N{EN DASH}"] * 3
         assert re.findall(r"<title>(Topic \d.*?): ", page) == ["Topic 1", "Topic 2", "Topic 3"]
-        assert "Sizes of topics are not known: all discs are alike." in page
+        assert "Sizes of topics are unknown: all discs are equal." in page
         assert "The area of a disc" not in page
         assert len(set(re.findall(r'<circle[^>]* r="([0-9.]+)"', page))) == 1
     model.save(tmp_path / "again.safetensors")
