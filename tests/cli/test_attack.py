@@ -19,20 +19,11 @@ from partsong.io.party_folder import write_parts
 from partsong.io.tensor_file import read_tensors, write_tensors
 from partsong.training.traffic import KIND
 from tests.cli.conftest import runner
+from tests.cli.test_json import ATTACK, ATTACKED_PARTY, FINDING
 
 K, M = 3, 12
 ROWS = {"clinic": 1, "large": 20, "largest": 24}
 """All but one party have at least 4k rows, and more rows than columns."""
-KEYS = {
-    "run", "method", "n_components", "n_features", "attacker", "secure_aggregation", "exchanges", "compared_with",
-    "verdict",
-    "parties", "report", "severity", "by_law", "found", "worst_party", "other_runs",
-}  # fmt: skip
-PARTY_KEYS = {
-    "severity", "by_law", "found", "membership", "largest_share",
-    "party", "attacker", "sent", "messages", "bytes_sent", "tried", "recovered", "notes", "is_sum", "verdict",
-}  # fmt: skip
-FINDING_KEYS = {"attack", "array", "shape", "what", "verdict", "doubt", "error", "rows_recovered", "who"}
 
 
 def rows_of_all():
@@ -186,13 +177,13 @@ def test_one_party_and_its_own_file(told, fitted, parts, X, tmp_path):
 
 def test_the_same_as_data_in_json(told, fitted, parts):
     said = told("attack", fitted(), "--data", parts, "--report", "page.html")
-    assert said.keys() == KEYS
+    assert said.keys() == ATTACK.keys()
     for each in said["parties"]:
-        assert each.keys() == PARTY_KEYS
+        assert each.keys() == ATTACKED_PARTY.keys()
         for array in each["sent"]:
             assert array.keys() == {"name", "shape", "dtype", "times", "nbytes"}
         for found in each["recovered"]:
-            assert found.keys() == FINDING_KEYS
+            assert found.keys() == FINDING.keys()
     assert (said["attacker"], said["method"], said["exchanges"], said["n_features"]) == ("server", "exact", 4, M)
 
 
