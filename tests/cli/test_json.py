@@ -1,6 +1,7 @@
 """What `--json` prints: one row a command, with its arguments and the keys and types of its object.
 
-Rows run in their order and in one folder, so a row may read what an earlier one wrote.
+Rows run in their order and in one folder, so a row may read what an earlier one wrote. `None` is null, and `dict` and
+`list` are open or empty here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FIT = {
     "explained_variance": float,
     "bytes_up_per_party": int,
     "bytes_down_per_party": int,
-    "left_out": {str: str},
+    "left_out": dict,
     "weights": (str, None),
     "run_folder": (str, None),
     "checkpoint": (str, None),
@@ -72,7 +73,7 @@ SPLIT = {
     "format": str,
     "version": int,
     "source": str,
-    "header": (str, None),
+    "header": None,
     "split": str,
     "by": str,
     "seed": int,
@@ -93,7 +94,7 @@ INFO = {
     "created": str,
     "settings": {str: (str, int, float)},
     "versions": {str: str},
-    "components": [{"component": int, "share": float, "top_features": [(str, int)], "top_values": [float]}],
+    "components": [{"component": int, "share": float, "top_features": [int], "top_values": [float]}],
 }
 COMPARED_PARTY = {
     "rows": int,
@@ -120,12 +121,12 @@ COMPARED_METHOD = {
 }
 COMPARISON = {
     "parts": str,
-    "report": (str, None),
+    "report": str,
     "n_components": int,
     "seed": int,
     "is_complete": bool,
-    "missing": [str],
-    "left_out": {str: str},
+    "missing": list,
+    "left_out": dict,
     "methods": [COMPARED_METHOD],
 }
 FINDING = {
@@ -134,10 +135,10 @@ FINDING = {
     "shape": [int],
     "what": str,
     "verdict": str,
-    "doubt": (str, None),
+    "doubt": (float, None),
     "error": (float, None),
     "rows_recovered": (int, None),
-    "who": (str, None),
+    "who": str,
 }
 ATTACKED_PARTY = {
     "party": str,
@@ -150,7 +151,7 @@ ATTACKED_PARTY = {
     "notes": [str],
     "is_sum": bool,
     "by_law": str,
-    "membership": [dict],
+    "membership": list,
     "largest_share": (float, None),
     "severity": str,
     "found": (str, None),
@@ -162,7 +163,7 @@ ATTACK = {
     "found": (str, None),
     "worst_party": str,
     "run": str,
-    "other_runs": [str],
+    "other_runs": list,
     "method": str,
     "n_components": int,
     "n_features": int,
@@ -172,7 +173,7 @@ ATTACK = {
     "compared_with": [str],
     "verdict": str,
     "parties": [ATTACKED_PARTY],
-    "report": (str, None),
+    "report": None,
 }
 DEMO_METHOD = {
     "name": str,
@@ -190,15 +191,15 @@ DEMO_METHOD = {
 }
 TOPICS = [{"topic": int, "share": float, "coherence": float, "words": [str]}]
 TOPICS_FIT = {
-    "model": (str, None),
-    "html": (str, None),
+    "model": str,
+    "html": str,
     "method": str,
     "n_topics": int,
     "n_parties": int,
     "n_documents": int,
     "empty_documents": int,
     "n_words": int,
-    "false_pass": (float, None),
+    "false_pass": None,
     "rounds": int,
     "outcome": str,
     "relative_error": float,
@@ -213,19 +214,23 @@ TOPICS_FIT = {
 }
 ROWS = {
     "check": (
-        ("check", "X.npy"),
+        ("check", "X.npy", "--report", "check.csv"),
         {
             "factorizable": bool,
             "summary": SUMMARY,
-            "findings": [dict],
-            "report": (str, None),
+            "findings": list,
+            "report": str,
             "exposure": {"rows": int, "rarest_column": int, "most_for_guess": int, "most_for_membership": int},
         },
     ),
-    "split": (("split", "X.csv", "--parties", 3, "--by", "site", "--seed", 1, "-o", "parts"), SPLIT),
-    "fit": (("fit", "X.npy", "-k", 3, "--seed", 1, "-o", "m.safetensors"), FIT),
+    "split": (("split", "X.csv", "--parties", 20, "--by", "site", "--seed", 1, "-o", "parts"), SPLIT),
+    "fit": (
+        ("fit", "X.npy", "-k", 3, "--seed", 1, "-o", "m.safetensors", "--weights", "F.npy", "--checkpoint", "fit.ckpt"),
+        FIT,
+    ),
+    "fit resumed": (("fit", "X.npy", "--resume", "fit.ckpt", "--run-folder", "fitted", "-o", "again.safetensors"), FIT),
     "fit over parts": (
-        ("fit", "parts", "-k", 3, "--method", "exact", "--rounds", 3, "--seed", 1, "--run-folder", "run", "--record"),
+        ("fit", "parts", "-k", 3, "--method", "exact", "--rounds", 4, "--seed", 1, "--run-folder", "run", "--record"),
         {**FIT, "secure_aggregation": bool, "exposure": EXPOSURE},
     ),
     "transform": (
@@ -242,14 +247,17 @@ ROWS = {
         },
     ),
     "info": (("info", "m.safetensors"), INFO),
-    "compare": (("compare", "parts", "-k", 3, "--method", "exact", "--rounds", 3, "--seed", 1), COMPARISON),
+    "compare": (
+        ("compare", "parts", "-k", 2, "--method", "exact", "--method", "fedavg", "--rounds", 3, "--report", "c.html"),
+        COMPARISON,
+    ),
     "attack": (("attack", "run", "--data", "parts"), ATTACK),
     "demo": (
         ("demo", "--quick", "-o", "demo.html"),
         {"report": str, "seed": int, "quick": bool, "seconds": float, "methods": [DEMO_METHOD]},
     ),
     "topics fit": (
-        ("topics", "fit", "texts.csv", "-k", 2, "--rounds", 3, "--seed", 1, "-o", "t.safetensors"),
+        ("topics", "fit", "texts.csv", "-k", 2, "--rounds", 3, "--html", "t.html", "-o", "t.safetensors"),
         TOPICS_FIT,
     ),
     "topics show": (
@@ -269,9 +277,9 @@ STATUS = {
     "server": str,
     "folder": str,
     "certificate_days": int,
-    "served_certificate_days": (int, None),
+    "served_certificate_days": None,
     "fingerprint": str,
-    "problems": {str: str},
+    "problems": dict,
     "sites": {str: str},
     "runs": {str: {"status": str, "rounds_done": int}},
     "models": {str: str},
@@ -282,40 +290,40 @@ SITE_STATUS = {
     "address": str,
     "folder": str,
     "node": str,
-    "fingerprint": (str, None),
+    "fingerprint": str,
     "shared_key": bool,
-    "problems": {str: str},
-    "epsilon_allowed": (float, None),
-    "epsilon_spent": (float, None),
+    "problems": dict,
+    "epsilon_allowed": None,
+    "epsilon_spent": None,
     "releases": int,
     "releases_without_noise": int,
     "directions": int,
-    "openings": [dict],
+    "openings": list,
     "audit": {"file": str, "is_sound": bool, "lines": int, "last": str, "head": str},
-    "refuses": (str, None),
+    "refuses": None,
     "runs": {str: {"status": str, "result": str}},
 }
 AUDIT_LINE = {
     "again": bool,
-    "arrays": [{"bytes": int, "name": str, "norm": (float, None), "shape": [int], "type": str}],
+    "arrays": [{"bytes": int, "name": str, "norm": None, "shape": [int], "type": str}],
     "attempt": int,
     "before": str,
     "bytes": int,
-    "clip": (float, None),
-    "epsilon": (float, None),
+    "clip": None,
+    "epsilon": None,
     "hash": str,
     "kind": str,
-    "noise_multiplier": (float, None),
+    "noise_multiplier": None,
     "number": int,
     "phase": int,
-    "refusal": (str, None),
-    "release": (int, None),
+    "refusal": None,
+    "release": None,
     "round": int,
     "run": str,
     "sha256": str,
     "time": str,
 }
-AUDITED_RUN = {"messages": int, "bytes": int, "again": int, "refusals": int, "rounds": int, "epsilon": (float, None)}
+AUDITED_RUN = {"messages": int, "bytes": int, "again": int, "refusals": int, "rounds": int, "epsilon": None}
 ROSTER = {"sites": [str], "fingerprint": str, "file": str}
 FEDERATION_ROWS = {
     "federation init": (
@@ -326,13 +334,13 @@ FEDERATION_ROWS = {
             "address": str,
             "certificate_days": int,
             "is_served": bool,
-            "kits": {str: str},
+            "kits": dict,
         },
     ),
     "federation shared-key": (("federation", "shared-key", "-o", "sites.key"), {"file": str}),
     "federation invite": (
         ("federation", "invite", "a", "--folder", "liver", "-o", "a.zip"),
-        {"site": str, "kit": str, "roster": (str, None)},
+        {"site": str, "kit": str, "roster": None},
     ),
     "federation join": (
         ("federation", "join", "a.zip", "--data", "a.npy", "--yes"),
@@ -342,7 +350,7 @@ FEDERATION_ROWS = {
             "folder": str,
             "card": str,
             "shared_key": bool,
-            "fingerprint": (str, None),
+            "fingerprint": None,
         },
     ),
     "federation admit": (
@@ -356,9 +364,9 @@ FEDERATION_ROWS = {
             "run": str,
             "rounds": int,
             "parties": [str],
-            "absent": {str: str},
-            "dropouts": {str: str},
-            "without_result": {str: str},
+            "absent": dict,
+            "dropouts": dict,
+            "without_result": dict,
             "seconds": float,
             "model": str,
             "folder": str,
@@ -376,7 +384,7 @@ FEDERATION_ROWS = {
             "last": str,
             "head": str,
             "unfinished": int,
-            "since": (int, None),
+            "since": None,
         },
     ),
     "audit show": (
@@ -386,7 +394,7 @@ FEDERATION_ROWS = {
             "is_sound": bool,
             "runs": {str: AUDITED_RUN},
             "lines": [AUDIT_LINE],
-            "unlisted_refusals": {str: int},
+            "unlisted_refusals": dict,
         },
     ),
     "audit opening": (
@@ -394,7 +402,7 @@ FEDERATION_ROWS = {
         {
             "releases": int,
             "why": str,
-            "epsilon": (float, None),
+            "epsilon": None,
             "delta": float,
             "unit": str,
             "relation": str,
@@ -443,13 +451,13 @@ def printed(words):
 
 
 def write_files(folder):
-    """Write a matrix, its table with one row at a site of its own, and texts."""
+    """Write a matrix, its table with a column of sites, and texts."""
     draw = np.random.default_rng(0)
     X = draw.random((45, 3)) @ draw.random((3, 12)) + 0.05 * draw.random((45, 12))
     np.save(folder / "X.npy", X)
     lines = [",".join(["sample", *(f"gene {j}" for j in range(12)), "site"])]
     for i, row in enumerate(X):
-        lines.append(",".join([f"patient-{i}", *map(repr, row.tolist()), "a" if i == 0 else "bc"[i % 2]]))
+        lines.append(",".join([f"patient-{i}", *map(repr, row.tolist()), "abc"[i % 3]]))
     (folder / "X.csv").write_text("\n".join(lines) + "\n")
     (folder / "texts.csv").write_text("text\n" + "\n".join(TEXTS[i % 2] for i in range(20)) + "\n")
 
