@@ -79,35 +79,16 @@ class RowBounds:
     @property
     def weight_unit(self) -> float:
         """A power of two: √c w and c w, at most √(radius / λ) long, are whole multiples of it."""
-        return _power_of_two_unit(math.sqrt(self.radius / self.gram_scale), WEIGHT_BITS)
+        return power_of_two_unit(math.sqrt(self.radius / self.gram_scale), WEIGHT_BITS)
 
     @property
     def row_unit(self) -> float:
         """A power of two: x is a whole multiple of it."""
-        return _power_of_two_unit(self.row_bound, ROW_BITS)
+        return power_of_two_unit(self.row_bound, ROW_BITS)
 
     def quantize_rows(self, X: Any) -> Any:
         """The rows (dense or sparse) in whole units, as float64, none longer than the bound; each from itself alone."""
-        is_sparse = sparse.issparse(X)
-        if np.ndim(X) != 2:
-            raise ShapeError(f"Rows must be a matrix; got {np.ndim(X)} dimensions. Pass X (n × m).")
-        rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else _as_c_order(X)
-        if is_sparse:
-            rows.sum_duplicates()
-        values = rows.data if is_sparse else rows
-        if not (np.isfinite(values).all() and (values >= 0).all()):
-            raise DataError("Rows must be finite and non-negative to be bounded; nothing was computed.")
-        owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)) if is_sparse else None
-        with np.errstate(over="ignore"):  # a row too long to be measured becomes zero
-            lengths = np.sqrt(_squares(values, owner, rows.shape[0]))
-        factor = np.minimum(1.0, self.row_bound / np.maximum(lengths, self.row_bound)) / self.row_unit
-        limit = (self.row_bound / self.row_unit) ** 2
-        whole = np.rint(_scaled(values, factor, owner))
-        while (is_long := _squares(whole, owner, rows.shape[0]) > limit).any():
-            factor = np.where(is_long, factor * SHRINK, factor)
-            cut = np.trunc(_scaled(values, factor, owner))
-            whole = np.where(is_long[owner] if is_sparse else is_long[:, None], cut, whole)
-        return sparse.csr_array((whole, rows.indices, rows.indptr), rows.shape) if is_sparse else whole
+        return bounded_rows(X, self.row_bound, self.row_unit)
 
     def sums(self, W: Any, quantized_rows: Any) -> RowSums:
         """The sums of rows with weights W (n × k) ≥ 0, in whole units; never an object of n × k × m."""
@@ -163,7 +144,35 @@ def _as_c_order(values: Any) -> Any:
     return np.asarray(values, np.float64, order="C")
 
 
-def _power_of_two_unit(bound: float, bits: int) -> float:
+def bounded_rows(X: Any, bound: float, unit: float, *, is_signed: bool = False, is_unit: bool = False) -> Any:
+    """Rows (dense or sparse) as whole multiples of `unit`, none longer than `bound`; each from itself alone.
+
+    Longer rows are scaled down to the bound; with `is_unit`, shorter ones are scaled up to it, except zeros.
+    """
+    is_sparse = sparse.issparse(X)
+    if np.ndim(X) != 2:
+        raise ShapeError(f"Rows must be a matrix; got {np.ndim(X)} dimensions. Pass X (n × m).")
+    rows: Any = sparse.csr_array(X, dtype=np.float64, copy=True) if is_sparse else _as_c_order(X)
+    if is_sparse:
+        rows.sum_duplicates()
+    values = rows.data if is_sparse else rows
+    if not (np.isfinite(values).all() and (is_signed or (values >= 0).all())):
+        raise DataError("Rows must be finite and non-negative to be bounded; nothing was computed.")
+    owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)) if is_sparse else None
+    with np.errstate(over="ignore"):  # a row too long to be measured becomes zero
+        lengths = np.sqrt(_squares(values, owner, rows.shape[0]))
+    least = np.where(lengths > 0, lengths, 1.0) if is_unit else np.maximum(lengths, bound)
+    factor = bound / least / unit
+    limit = (bound / unit) ** 2
+    whole = np.rint(_scaled(values, factor, owner))
+    while (is_long := _squares(whole, owner, rows.shape[0]) > limit).any():
+        factor = np.where(is_long, factor * SHRINK, factor)
+        cut = np.trunc(_scaled(values, factor, owner))
+        whole = np.where(is_long[owner] if is_sparse else is_long[:, None], cut, whole)
+    return sparse.csr_array((whole, rows.indices, rows.indptr), rows.shape) if is_sparse else whole
+
+
+def power_of_two_unit(bound: float, bits: int) -> float:
     """The power of two of which `bound` is more than 2^(bits − 1) and at most 2^bits."""
     mantissa, exponent = math.frexp(bound)
     return math.ldexp(1.0, exponent - bits - (mantissa == 0.5))

@@ -1,0 +1,104 @@
+"""NMF from a second moment M ≈ Σ x xᵀ alone: eigenvalues above the noise, then H ≥ 0 whose cone holds the rows.
+
+    shrink:     λ ≤ e → 0,   λ > e → √(λ² − e²)                  e: the largest eigenvalue of the noise alone
+    factorize:  H from NMF of S = max(0, V √λ Vᵀ), since S Sᵀ ≈ M and ‖S − W H‖² over free W stands for the rows;
+                then M ≈ Hᵀ A H with A, H ≥ 0, from A = WᵀW, by multiplicative steps
+
+The shrinkage is the best one in the Frobenius norm for a low rank plus Wigner noise: ℓ cos², with ℓ = (λ + √(λ² − e²))/2
+and cos² = 1 − e²/4ℓ² (Gavish & Donoho, 2017; here for symmetric matrices). All of it uses the release only, so the rank
+may be chosen afterwards, as often as wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+from scipy.sparse.linalg import eigsh
+
+from partsong import kernels
+from partsong.core.states import state
+
+PASSES, STEPS = 80, 50
+"""Passes of coordinate descent over S, and multiplicative steps on M."""
+DENSE_SIDE = 2000
+"""Up to this side all eigenvalues are computed; beyond it the largest ones, by Lanczos iteration."""
+FIRST_DIRECTIONS, MAX_DIRECTIONS = 64, 1024
+"""Lanczos asks for so many eigenvalues at first, doubles the number until the noise begins, and stops at the second."""
+TINY = 1e-300
+
+
+@state("moment.spectrum")
+@dataclass(frozen=True, slots=True)
+class Spectrum:
+    """Shrunk eigenvalues (r, descending) and eigenvectors (m × r) of a moment; `visible` of them were above the noise.
+
+    r is at least 1: without a visible direction the largest one is kept.
+    """
+
+    values: Any
+    vectors: Any
+    visible: int
+
+    def plus(self, direction: Any) -> Spectrum:
+        """The spectrum with direction · directionᵀ added; still a factorization of the sum, no longer orthogonal."""
+        size = float(np.linalg.norm(direction))
+        if size == 0:
+            return self
+        vectors = np.column_stack([direction / size, self.vectors * np.sqrt(self.values)])
+        vectors[:, 0] *= size
+        left, singular, _ = linalg.svd(vectors, full_matrices=False)
+        kept = singular > 1e-12 * singular[0]
+        return Spectrum(singular[kept] ** 2, left[:, kept], self.visible + 1)
+
+
+def shrink(matrix: Any, edge: float) -> Spectrum:
+    """The eigenvalues of a noisy moment above `edge`, shrunk, with their eigenvectors."""
+    values, vectors = _largest(matrix, edge)
+    above = values > edge
+    visible = int(above.sum())
+    if visible:
+        values, vectors = values[above], vectors[:, above]
+        return Spectrum(np.sqrt(values**2 - edge**2), vectors, visible)
+    return Spectrum(np.maximum(values[:1], TINY), vectors[:, :1], 0)
+
+
+def _largest(matrix: Any, edge: float) -> tuple[Any, Any]:
+    """Eigenvalues in descending order, and eigenvectors: at least all above the edge, and at least one."""
+    m = len(matrix)
+    if m <= DENSE_SIDE:
+        values, vectors = linalg.eigh(matrix)
+        return values[::-1], vectors[:, ::-1]
+    count, start = FIRST_DIRECTIONS, np.full(m, 1 / np.sqrt(m))
+    while True:
+        values, vectors = eigsh(matrix, k=count, which="LA", v0=start, tol=1e-7)
+        order = np.argsort(-values)
+        if values.min() <= edge or count >= min(MAX_DIRECTIONS, m // 2):
+            return values[order], vectors[:, order]
+        count *= 2
+
+
+def factorize(spectrum: Spectrum, Ht: Any) -> Any:
+    """H (k × m) ≥ 0 with rows of norm 1, from a start Hᵀ (m × k) that does not depend on data."""
+    Ht = np.array(Ht, np.float64)
+    S = np.maximum((spectrum.vectors * np.sqrt(spectrum.values)) @ spectrum.vectors.T, 0.0)
+    sweep, W = kernels.of(S).sweep, np.array(Ht)
+    for _ in range(PASSES):
+        W = sweep(W, Ht.T @ Ht, S @ Ht, 1)
+        Ht = sweep(Ht, W.T @ W, S @ W, 1)
+    H = _fit_moment(spectrum, W.T @ W, np.ascontiguousarray(Ht.T))
+    norms = np.linalg.norm(H, axis=1)
+    flat = np.full(H.shape[1], 1 / np.sqrt(H.shape[1]))
+    return np.where((norms > TINY)[:, None], H / np.maximum(norms, TINY)[:, None], flat)
+
+
+def _fit_moment(spectrum: Spectrum, A: Any, H: Any) -> Any:
+    """M ≈ Hᵀ A H: A ← A ∘ √(H M Hᵀ / H Hᵀ A H Hᵀ),   H ← H ∘ (A H M / A H Hᵀ A H)^¼."""
+    for _ in range(STEPS):
+        HM = np.maximum((H @ spectrum.vectors * spectrum.values) @ spectrum.vectors.T, 0.0)
+        gram = H @ H.T
+        A = A * np.sqrt(HM @ H.T / np.maximum(gram @ A @ gram, TINY))
+        H = H * (A @ HM / np.maximum((A @ gram @ A) @ H, TINY)) ** 0.25
+    return H
