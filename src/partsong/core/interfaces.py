@@ -448,8 +448,9 @@ class Traits:
     the parties are meaningless. `needs_columns`: each party also needs columns of all rows. `requires`: "plain" if
     uploads must be visible to the server, "secure" if they must be hidden; `reason` says why. `min_in_sum` and
     `sum_bounds`: the minimum number of parties in a secure sum, and the bounds on entries that it must allow.
-    `release`: the differential-privacy cost of one upload (None: no noise); `max_releases`: the maximum number of
-    them. With noise, no quantity measured without noise may influence the number of rounds or leave with the model.
+    `release`: the differential-privacy cost of one upload (None: no noise); `releases`: the costs by exchange, if they
+    differ; `max_releases`: the maximum number of uploads. With noise, no quantity measured without noise may influence
+    the number of rounds or leave with the model.
     `measured_every`: iterations between two evaluations of the error.
     """
 
@@ -461,8 +462,13 @@ class Traits:
     min_in_sum: int = 1
     sum_bounds: Mapping[str, float] = field(default_factory=dict)
     release: Any = None
+    releases: tuple[Any, ...] = ()
     max_releases: int | None = None
     measured_every: int = 1
+
+    def release_at(self, exchange: int) -> Any:
+        """The cost of an upload in this exchange, counted from 0."""
+        return self.releases[min(exchange, len(self.releases) - 1)] if self.releases else self.release
 
 
 DEFAULT_TRAITS = Traits()

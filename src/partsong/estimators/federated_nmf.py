@@ -590,16 +590,18 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         estimator.check_settings()
         return estimator
 
-    def _protected(self, program: Program, n_parties: int) -> tuple[Program, PrivacyTracker | None]:
+    def _protected(self, program: Program, n_parties: int, n_features: int) -> tuple[Program, PrivacyTracker | None]:
         """The program with the requested noise, and the privacy accounts if it has noise."""
         if self.privacy is not None:
-            program = self.privacy.program(program, self._rounds(), n_parties, bool(self.secure_aggregation))
+            program = self.privacy.program(
+                program, self._rounds(), n_parties, bool(self.secure_aggregation), n_features
+            )
         traits = program.traits
         if traits.release is None:
             return program, None
         if self.privacy is None:
-            return program, PrivacyTracker(traits.release, max_releases=traits.max_releases)
-        return program, PrivacyTracker(traits.release, self.privacy.delta, self.privacy.spent, traits.max_releases)
+            return program, PrivacyTracker(traits)
+        return program, PrivacyTracker(traits, self.privacy.delta, self.privacy.spent)
 
     def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> FitJob:
         """Validate everything before the first round; a resumed run keeps its seed."""
@@ -614,7 +616,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             not isinstance(self.method, str) and self.method.traits.release is not None
         )
         program = self._program((m if has_noise else n, m))  # with noise the number of rows is private
-        program, spending = self._protected(program, len(shards))
+        program, spending = self._protected(program, len(shards), m)
         masks = (
             build_secure_sum(self.privacy, len(shards))
             if self.secure_aggregation is True

@@ -176,9 +176,9 @@ def _today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def protection_fields(program: Program | None, epsilon: float | None) -> dict[str, Any]:
-    """Return clip, noise, cost and spent ε of a program, None where it has none."""
-    release: Any = None if program is None else program.traits.release
+def protection_fields(program: Program | None, epsilon: float | None, exchange: int = 0) -> dict[str, Any]:
+    """Return clip, noise and cost of an exchange of a program, and ε spent; None where it has none."""
+    release: Any = None if program is None else program.traits.release_at(max(exchange, 0))
     clip: Any = getattr(getattr(program, "mechanism", None), "clip", getattr(program, "row_bound", None))
     noise, cost = (None, None) if release is None else (release.noise_multiplier, release.to_json())
     return {"clip": clip, "noise_multiplier": noise, "epsilon": epsilon, "release": cost}

@@ -168,18 +168,15 @@ class LedgerState:
         stated = {(one.unit, one.relation) for one in self.openings if one.epsilon is not None}
         return {(one.unit, one.relation) for one in self.releases} | stated
 
-    def epsilon(self, delta: float, release: Release | None = None, count: int = 0) -> float:
-        """Return ε of all releases with noise and of `count` more like `release`.
+    def epsilon(self, delta: float, planned: Ledger = Ledger()) -> float:
+        """Return ε of all releases with noise and of those planned.
 
         Opening balances (ε₀, δ₀) add by basic composition: ε = Σ ε₀ + ε(other releases; δ − Σ δ₀). Infinite if Σ δ₀
         exhausts δ.
         """
-        after = self.privacy_ledger if release is None else self.privacy_ledger.after(release, count)
+        after = self.privacy_ledger + planned
         stated = [one for one in self.openings if one.epsilon is not None]
-        if (
-            stated
-            and len(self.privacy_units | ({(release.unit, release.relation)} if release and count else set())) > 1
-        ):
+        if stated and len(self.privacy_units | {(one.unit, one.relation) for one, _ in planned.entries}) > 1:
             raise CompositionError("The opening balance has another privacy unit or relation than the other releases.")
         left = delta - sum(one.delta for one in stated)
         if stated and len(after) and (left < 0 or left == 0 < delta):
@@ -298,10 +295,10 @@ class SiteLedger:
         self.chain.append({**entry, "release": release})
         return was_charged
 
-    def require_budget(self, budget: PrivacyBudget, release: Release | None, count: int = 1) -> None:
-        """Refuse `count` more releases that the budget does not cover, and any if earlier ones had no noise.
+    def require_budget(self, budget: PrivacyBudget, release: Release | None, planned: Ledger | None = None) -> None:
+        """Refuse what the budget does not cover: this release, or those planned; and any if earlier ones had no noise.
 
-        `count` 0: check that past charges are covered and that the release has the budget's kind and unit.
+        Nothing planned: check that past charges are covered and that the release has the budget's kind and unit.
         """
         recorded = self.load()
         if release is None or release.kind == "none":
@@ -313,7 +310,8 @@ class SiteLedger:
         if release.unit != budget.unit:
             raise RequestRefused("privacy-unit", f"The program protects a {release.unit}, site.toml a {budget.unit}.")
         try:
-            after = recorded.epsilon(budget.delta, release, count)
+            planned = Ledger(((release, 1),)) if planned is None else planned
+            after, count = recorded.epsilon(budget.delta, planned), len(planned)
         except CompositionError as error:
             raise RequestRefused("privacy-unit", str(error)) from error
         if after > budget.epsilon:

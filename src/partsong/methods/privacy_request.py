@@ -12,15 +12,19 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from partsong.core.interfaces import Program
+from partsong.core.parameters import whole_number
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.averaging import LocalAveraging
-from partsong.methods.private import MAX_SIGMAS, PrivateAveraging, PrivateSums, exact_sum_bound
+from partsong.methods.moment import CentredMoment, MomentProgram, NoisyMoment
+from partsong.methods.private import EXACT_SUM_BOUND, MAX_SIGMAS, PrivateAveraging, PrivateSums, exact_sum_bound
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation
 from partsong.privacy.calibration import noise_multiplier_for, rounds_within
+from partsong.privacy.forecast import MAX_COLUMNS, Forecast
 from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MECHANISMS
+from partsong.privacy.second_moment import MeanOfDirections, MomentOfParty, MomentOfRows, Noise
 from partsong.privacy.spending import DEFAULT_DELTA
 from partsong.secure_aggregation.protocol import SecureSum
 
@@ -30,6 +34,14 @@ REQUIRED = {
     "row_bound": "rows of a larger norm are scaled down to it; it must not depend on the data",
 }
 """Required settings, and what they mean."""
+ROW_SETTINGS = ("row_bound", "mechanism", "centre_radius", "buckets", "n_rows")
+"""Settings of privacy of rows alone."""
+Mechanism = Literal["auto", "moment", "centred", "hybrid", "rounds"]
+ROW_MECHANISMS: tuple[str, ...] = get_args(Mechanism)
+HYBRID_SHARE, HYBRID_ROUNDS = 0.5, 3
+"""Share of μ² that a hybrid spends on the moment, and its noisy rounds afterwards."""
+MEAN_SHARE = 0.3
+"""Share of μ² that the centred moment spends on the mean direction."""
 PRECISION = 1e-4
 """Relative precision of a multiplier after earlier spending; rounded towards more noise."""
 MAX_MULTIPLIER, MAX_FACTOR = 1e4, 100
@@ -74,8 +86,15 @@ class PartyPrivacy:
         _check(self, self.kind, ("epsilon", "delta", "clip"))
         MECHANISMS[self.kind](self.clip, self.noise_multiplier or 1.0, self.relation)
 
-    def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateAveraging:
-        """Return `plain` with noise for this number of rounds."""
+    def program(
+        self, plain: Program, rounds: int, n_parties: int, is_masked: bool, n_features: int | None = None
+    ) -> PrivateAveraging | MomentProgram:
+        """Return `plain` with noise for this number of rounds; for the method "moment", one noisy release."""
+        if isinstance(plain, MomentProgram):
+            multiplier, _ = calibrate_noise(self, self.kind, 1)
+            noise = Noise(multiplier, self.relation, protects="party")
+            bound = exact_sum_bound(n_parties) if is_masked else EXACT_SUM_BOUND
+            return MomentProgram(plain.rank, NoisyMoment(MomentOfParty(self.clip, noise)), sum_bound=bound)
         if not isinstance(plain, LocalAveraging):
             raise CompositionError(
                 f"PartyPrivacy needs a method whose parties send H_p; {type(plain).__name__} sends other arrays. Use "
@@ -87,7 +106,7 @@ class PartyPrivacy:
 
 @dataclass(frozen=True, slots=True)
 class RowPrivacy:
-    """(ε, δ)-differential privacy of every single row of any party over all rounds: sums over rows carry noise.
+    """(ε, δ)-differential privacy of every single row of any party over the whole run: sums over rows carry noise.
 
     With secure aggregation each party adds a share of the noise; the shares of half of the parties (rounded up) give
     all of it. The guarantee then holds against the server together with the other half, who are too few to remove
@@ -96,17 +115,31 @@ class RowPrivacy:
     Parameters
     ----------
     epsilon : float
-        Budget of each row over all rounds together.
+        Budget of each row over the whole run.
     row_bound : float
-        Rows of a larger norm are scaled down to it. It must not depend on the data.
+        Rows of a larger norm are scaled down to it. It must not depend on the data. For "moment" and "hybrid" it may be
+        so small that nearly all rows are cut: only their directions matter for H.
     delta : float, default=1e-5
         Probability with which the guarantee may fail.
     relation : {"add-or-remove", "replace"}, default="add-or-remove"
         Neighboring datasets: one row more or less, or one row replaced, with a public number of rows.
     noise_multiplier : float or None, default=None
-        Use this noise, and end before the round that would exceed `epsilon`. None calibrates the noise to the rounds.
+        Use this noise: of each round for "rounds", of a single release for the others, which divide it among theirs.
+        "rounds" ends before the round that would exceed `epsilon`. None calibrates the noise to the budget.
     spent : Accounts, default=Accounts()
         What earlier runs on the same data have spent (`FederatedNMF.accounts_`); `epsilon` covers them and this run.
+    mechanism : {"auto", "moment", "centred", "hybrid", "rounds"}, default="auto"
+        "moment" releases Σ x xᵀ once, and H follows from it; any rank can then be tried at no cost. "hybrid" spends
+        half of the budget on it, and half on three noisy rounds. "centred" first releases a mean direction; for data
+        with one dominant direction, such as expression profiles. "rounds" sends noisy WᵀW and WᵀX in each of `rounds`
+        rounds. "auto" takes the moment, or, with `n_rows`, what public numbers say is best; never "centred".
+    centre_radius : float, default=0.1
+        "centred" only: rows of norm 1 are cut to this distance from the mean direction. Use 0.2 below ε = 1.
+    buckets : int or None, default=None
+        "moment" with many columns: release sums over this number of buckets of columns instead of all products.
+    n_rows : int or None, default=None
+        A public lower bound of the number of rows of all parties, for "auto" and the forecast. It must not be computed
+        from the data.
     """
 
     epsilon: float
@@ -115,19 +148,87 @@ class RowPrivacy:
     relation: str = "add-or-remove"
     noise_multiplier: float | None = None
     spent: Accounts = field(default_factory=Accounts, hash=False)
+    mechanism: str = "auto"
+    centre_radius: float = 0.1
+    buckets: int | None = None
+    n_rows: int | None = None
     unit: str = field(default="row", init=False)
 
     def __post_init__(self) -> None:
-        _check(self, "gaussian", ("epsilon", "delta", "row_bound"))
+        _check(self, "gaussian", ("epsilon", "delta", "row_bound", "centre_radius"))
         PrivateSums(1, self.noise_multiplier or 1.0, self.row_bound, relation=self.relation)
+        if self.mechanism not in ROW_MECHANISMS:
+            raise ParameterError(
+                f"mechanism must be one of {', '.join(ROW_MECHANISMS)}; got {self.mechanism!r}.", parameter="mechanism"
+            )
+        if not 0 < self.centre_radius <= 2:
+            raise ParameterError(
+                f"centre_radius must be above 0 and at most 2, the largest distance of two rows of norm 1; got "
+                f"{self.centre_radius!r}. Use 0.1.",
+                parameter="centre_radius",
+            )
+        for name in ("n_rows", "buckets"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.buckets is not None and self.mechanism != "moment":
+            raise ParameterError(
+                f'buckets is for mechanism="moment"; got mechanism={self.mechanism!r}. Remove it.', parameter="buckets"
+            )
 
-    def program(self, plain: Program, rounds: int, n_parties: int, is_masked: bool) -> PrivateSums:
-        """Return noisy sums with the rank of `plain` for this number of rounds; its other options are ignored."""
-        multiplier, most = calibrate_noise(self, "gaussian", rounds)
-        hidden: Any = (
-            {"shares": min_honest_parties(n_parties), "sum_bound": exact_sum_bound(n_parties)} if is_masked else {}
-        )
-        return PrivateSums(plain.rank, multiplier, self.row_bound, relation=self.relation, max_releases=most, **hidden)
+    def forecast(
+        self, n_features: int, n_parties: int = 1, *, is_masked: bool = False, n_rows: int | None = None
+    ) -> Forecast | None:
+        """Return what to expect, from public numbers alone; None if the number of rows is not known."""
+        n_rows = self.n_rows if n_rows is None else n_rows
+        if n_rows is None:
+            return None
+        multiplier, _ = calibrate_noise(self, "gaussian", 1)
+        noise = Noise(multiplier, self.relation, min_honest_parties(n_parties) if is_masked else 1)
+        sigma = noise.total(MomentOfRows(1.0, noise).sigma, n_parties)
+        return Forecast(n_rows, n_features, sigma, self.epsilon)
+
+    def resolved(self, rank: int, n_parties: int, is_masked: bool, n_features: int | None) -> str:
+        """The mechanism that "auto" stands for; refuses what the forecast says is only noise."""
+        forecast = None if n_features is None else self.forecast(n_features, n_parties, is_masked=is_masked)
+        if self.mechanism != "auto":
+            return self.mechanism
+        if n_features is not None and n_features > MAX_COLUMNS:
+            return "rounds"
+        if forecast is None:
+            return "moment"
+        forecast.require(rank)
+        return forecast.mechanism
+
+    def program(
+        self, plain: Program, rounds: int, n_parties: int, is_masked: bool, n_features: int | None = None
+    ) -> PrivateSums | MomentProgram:
+        """Return the noisy program with the rank of `plain`; its other options are ignored.
+
+        `rounds` is for "rounds" only. `n_features`: the number of columns, if it is known already.
+        """
+        shares = min_honest_parties(n_parties) if is_masked else 1
+        hidden: Any = {"sum_bound": exact_sum_bound(n_parties)} if is_masked else {}
+        name = self.resolved(plain.rank, n_parties, is_masked, n_features)
+        if name == "rounds":
+            multiplier, most = calibrate_noise(self, "gaussian", rounds)
+            return self._rounds(plain.rank, multiplier, most, shares=shares, **hidden)
+        multiplier, _ = calibrate_noise(self, "gaussian", 1)
+
+        def noise(share: float) -> Noise:
+            return Noise(multiplier / math.sqrt(share), self.relation, shares)
+
+        if name == "centred":
+            residual = MomentOfRows(self.centre_radius, noise(1 - MEAN_SHARE), is_signed=True)
+            return MomentProgram(plain.rank, CentredMoment(MeanOfDirections(noise(MEAN_SHARE)), residual), **hidden)
+        if name == "moment":
+            return MomentProgram(plain.rank, NoisyMoment(MomentOfRows(self.row_bound, noise(1.0))), **hidden)
+        first = NoisyMoment(MomentOfRows(self.row_bound, noise(HYBRID_SHARE)))
+        per_round = multiplier / math.sqrt((1 - HYBRID_SHARE) / HYBRID_ROUNDS)
+        later = self._rounds(plain.rank, per_round, None, shares=shares, **hidden)
+        return MomentProgram(plain.rank, first, later, HYBRID_ROUNDS, **hidden)
+
+    def _rounds(self, rank: int, multiplier: float, most: int | None, **hidden: Any) -> PrivateSums:
+        return PrivateSums(rank, multiplier, self.row_bound, relation=self.relation, max_releases=most, **hidden)
 
 
 Privacy = PartyPrivacy | RowPrivacy
@@ -171,10 +272,13 @@ def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | Non
     """
     bounds: dict[str, Any] = {} if bound is None else {"bound": bound}
     if isinstance(privacy, RowPrivacy):
-        exact = dict.fromkeys(("gram", "cross"), exact_sum_bound(n_parties))
+        exact = dict.fromkeys(("gram", "cross", "moment", "mean"), exact_sum_bound(n_parties))
         return SecureSum(**bounds, bounds=exact, fewest=max(3, n_parties))
     masks = SecureSum(**bounds)
-    return masks if privacy is None else replace(masks, bounds={"H": max(masks.bound, upload_bound(privacy))})
+    if privacy is None:
+        return masks
+    bounded = {"H": max(masks.bound, upload_bound(privacy)), "moment": exact_sum_bound(n_parties)}
+    return replace(masks, bounds=bounded)
 
 
 def upload_bound(privacy: PartyPrivacy) -> float:
@@ -231,7 +335,8 @@ def privacy_to_dict(privacy: Privacy | None) -> dict[str, Any]:
     plain |= {"relation": privacy.relation, "noise_multiplier": privacy.noise_multiplier}
     if isinstance(privacy, PartyPrivacy):
         return {**plain, "clip": privacy.clip, "kind": privacy.kind}
-    return {**plain, "row_bound": privacy.row_bound}
+    own = {name: getattr(privacy, name) for name in ROW_SETTINGS}
+    return {**plain, **{name: value for name, value in own.items() if value is not None}}
 
 
 def privacy_from_dict(plain: Any) -> Privacy | None:

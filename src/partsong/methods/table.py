@@ -184,6 +184,11 @@ TABLE: dict[str, Entry] = {
         tasks=("texts",),
         pooled_name="lda",
     ),
+    "moment": Entry(
+        "partsong.methods.moment",
+        "Parties send XᵀX once; the server computes H from it, and two exact rounds finish.",
+        (),
+    ),
 }  # fmt: skip
 
 CHOICES: dict[str, tuple[str, ...]] = {

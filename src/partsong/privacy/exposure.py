@@ -160,6 +160,10 @@ class Support:
         raise ParameterError(f"maximum_exposure must be one of {', '.join(LIMITS)}; got {limit!r}.")
 
 
+ALL_ROWS = 1 << 40
+"""Directions charged for an upload that determines XᵀX: more than any table has."""
+
+
 def directions_of(program: Any, model: Any = None) -> int:
     """Count the directions in the upload that answers `model`; 0 where it has noise, or is no combination of rows."""
     return 0 if program.traits.release is not None else int(program.directions(model))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from partsong.errors import ParameterError
+from partsong.errors import DataError, ParameterError
 from partsong.privacy.accounting import Release, check_relation
 from partsong.privacy.discrete_noise import RoundedGaussian
 from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
@@ -32,6 +32,7 @@ ROW_BITS = 18
 DRAWS = 1 << 20
 """Noise drawn at a time."""
 MEAN_BITS = 20
+PARTY_BITS = 40
 COUNT_SHARE = 0.3
 """The number of rows, in units of the largest row, released with a noisy mean."""
 COUNT_UNIT = 2.0**-20
@@ -41,7 +42,7 @@ ROUNDING = 1 + 2.0**-50
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Gaussian noise for a sum over rows: its multiplier, the neighboring relation, and the number of shares.
+    """Gaussian noise for a sum: its multiplier, the neighboring relation, the number of shares, and the unit.
 
     `shares`: the noise is that of one of so many honest parties of whom only the sum is seen; each adds a variance of
     σ² / shares.
@@ -50,9 +51,10 @@ class Noise:
     multiplier: float
     relation: str = "add-or-remove"
     shares: int = 1
+    protects: str = "row"
 
     def __post_init__(self) -> None:
-        check_relation("row", self.relation)
+        check_relation(self.protects, self.relation)
         if not MIN_NOISE_MULTIPLIER <= self.multiplier <= MAX_NOISE_MULTIPLIER:
             raise ParameterError(
                 f"noise_multiplier must be a number from {MIN_NOISE_MULTIPLIER:g} to {MAX_NOISE_MULTIPLIER:g}; "
@@ -66,8 +68,8 @@ class Noise:
 
     @property
     def release(self) -> Release:
-        """The privacy cost of one use for each row."""
-        return Release("gaussian", self.multiplier, "row", self.relation)
+        """The privacy cost of one use for each row, or each party."""
+        return Release("gaussian", self.multiplier, self.protects, self.relation)
 
     def scale(self, sensitivity: float) -> float:
         """σ in the sum over all shares."""
@@ -122,6 +124,10 @@ class MomentOfRows:
         """The most that one row adds to an entry, in whole units."""
         return (self.bound / self.row_unit) ** 2
 
+    def of(self, X: Any) -> Any:
+        """The triangle of Σ x xᵀ over the bounded rows of X, without noise."""
+        return self.sums(self.quantize(X))
+
     def quantize(self, X: Any) -> Any:
         """The rows in whole units, none longer than the bound; each from itself alone."""
         return bounded_rows(X, self.bound, self.row_unit, is_signed=self.is_signed)
@@ -143,15 +149,54 @@ class MomentOfRows:
 
     def add_noise(self, triangle: Any, source: Source = system_source) -> Any:
         """The triangle with noise, still in whole units: σ on the diagonal, σ/√2 above it."""
-        m = side_of(triangle.size)
-        noisy = triangle + self.noise.draw(triangle.size, self.sigma / math.sqrt(2), self.unit, source)
-        at = diagonal_places(m)
-        noisy[at] = triangle[at] + self.noise.draw(m, self.sigma, self.unit, source)
-        return noisy
+        return _noisy_triangle(self, triangle, source)
 
-    def matrix(self, triangle: Any) -> Any:
-        """The symmetric matrix (m × m, float64) of a triangle in whole units."""
-        return symmetric_matrix(triangle, self.unit)
+
+@dataclass(frozen=True, slots=True)
+class MomentOfParty:
+    """M_p · min(1, C/‖M_p‖) for M_p = X_pᵀX_p, as its upper triangle in whole units: one party changes it by at most C
+    in the Frobenius norm, or 2 C if all its data are replaced.
+    """
+
+    clip: float
+    noise: Noise
+
+    @property
+    def unit(self) -> float:
+        return power_of_two_unit(self.clip, PARTY_BITS)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.clip * (2.0 if self.noise.relation == "replace" else 1.0)
+
+    @property
+    def sigma(self) -> float:
+        return self.noise.scale(self.sensitivity)
+
+    @property
+    def largest_row(self) -> float:
+        """A party adds at most C to an entry, however many rows it has."""
+        return 0.0
+
+    def of(self, X: Any) -> Any:
+        """The clipped triangle of X, cut toward zero to whole units, without noise."""
+        product = X.T.astype(np.float64) @ X.astype(np.float64)
+        matrix = product.toarray() if sparse.issparse(product) else product
+        size = float(np.linalg.norm(matrix))
+        if not math.isfinite(size):
+            raise DataError("Squares of these rows overflow. Rescale the data.")
+        return np.trunc(triangle_of(matrix) * (min(1.0, self.clip / max(size, self.clip)) / self.unit)).astype(np.int64)
+
+    def add_noise(self, triangle: Any, source: Source = system_source) -> Any:
+        """The triangle with noise, still in whole units: σ on the diagonal, σ/√2 above it."""
+        return _noisy_triangle(self, triangle, source)
+
+
+def _noisy_triangle(moment: MomentOfRows | MomentOfParty, triangle: Any, source: Source) -> Any:
+    noise, at = moment.noise, diagonal_places(side_of(triangle.size))
+    noisy = triangle + noise.draw(triangle.size, moment.sigma / math.sqrt(2), moment.unit, source)
+    noisy[at] = triangle[at] + noise.draw(at.size, moment.sigma, moment.unit, source)
+    return noisy
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
-from partsong.core.interfaces import Round
+from partsong.core.interfaces import Round, Traits
 from partsong.errors import ParameterError
 from partsong.privacy.accounting import RELATIONS, Accounts, Release
 
@@ -25,22 +26,27 @@ class PrivacyTracker:
     """Charges parties for every requested upload, even if it fails or is lost; ε is reported at `delta`.
 
     When a round starts, all parties are charged, because an interrupted round may have been sent. When it ends, only
-    its senders stay charged. A party is charged for at most `max_releases` uploads of a run, as it never sends more.
+    its senders stay charged. A party is charged for at most `traits.max_releases` uploads of a run: it sends no more.
     """
 
-    release: Release
+    traits: Traits
     delta: float = DEFAULT_DELTA
     accounts: Accounts = field(default_factory=Accounts)
-    max_releases: int | None = None
     initial_accounts: Accounts = field(init=False)
     accounts_before_round: Accounts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.initial_accounts = self.accounts
 
-    def start_round(self, names: Iterable[str]) -> None:
-        """Charge these parties for a round in which they may send."""
-        self.accounts_before_round, self.accounts = self.accounts, self._charged(names)
+    @property
+    def release(self) -> Release:
+        """The cost of the first upload, which has the unit and relation of all."""
+        release: Release = self.traits.release
+        return release
+
+    def start_round(self, names: Iterable[str], index: int) -> None:
+        """Charge these parties for an exchange in which they may send."""
+        self.accounts_before_round, self.accounts = self.accounts, self._charged(names, index)
 
     def cancel_round(self) -> None:
         """Undo the charge of a round that did not take place."""
@@ -50,15 +56,16 @@ class PrivacyTracker:
     def record_round(self, done: Round) -> float:
         """Charge the senders of a finished round; return the largest ε that a party has spent so far."""
         self.cancel_round()
-        self.accounts = self._charged(senders(done))
+        self.accounts = self._charged(senders(done), done.index)
         return self.accounts.epsilon(self.delta)
 
-    def _charged(self, names: Iterable[str]) -> Accounts:
+    def _charged(self, names: Iterable[str], index: int) -> Accounts:
         made = {
             name: count_releases(self.accounts, name) - count_releases(self.initial_accounts, name) for name in names
         }
-        some = sorted(name for name, count in made.items() if self.max_releases is None or count < self.max_releases)
-        return self.accounts.charge(some, self.release)
+        most = self.traits.max_releases
+        some = sorted(name for name, count in made.items() if most is None or count < most)
+        return self.accounts.charge(some, self.traits.release_at(index))
 
     @property
     def promise(self) -> str:
@@ -86,10 +93,14 @@ def senders(done: Round) -> set[str]:
     return {*done.participants, *done.refused, *(name for name, sent in done.bytes_up.items() if sent)}
 
 
-def charge_rounds(rounds: Iterator[Round], tracker: PrivacyTracker, names: Collection[str]) -> Iterator[Round]:
-    """Charge each round before it starts, and yield it; the caller then calls `tracker.record_round`."""
-    while True:
-        tracker.start_round(names)
+def charge_rounds(
+    rounds: Iterator[Round], tracker: PrivacyTracker, names: Collection[str], first: int = 0
+) -> Iterator[Round]:
+    """Charge each exchange, from number `first` on, before it starts, and yield it; the caller then calls
+    `tracker.record_round`.
+    """
+    for index in count(first):
+        tracker.start_round(names, index)
         done = next(rounds, None)
         if done is None:
             tracker.cancel_round()

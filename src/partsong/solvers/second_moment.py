@@ -4,9 +4,9 @@
     factorize:  H from NMF of S = max(0, V √λ Vᵀ), since S Sᵀ ≈ M and ‖S − W H‖² over free W stands for the rows;
                 then M ≈ Hᵀ A H with A, H ≥ 0, from A = WᵀW, by multiplicative steps
 
-The shrinkage is the best one in the Frobenius norm for a low rank plus Wigner noise: ℓ cos², with ℓ = (λ + √(λ² − e²))/2
-and cos² = 1 − e²/4ℓ² (Gavish & Donoho, 2017; here for symmetric matrices). All of it uses the release only, so the rank
-may be chosen afterwards, as often as wanted.
+The shrinkage is the best one in the Frobenius norm for a low rank plus Wigner noise: ℓ cos², with cos² = 1 − e²/4ℓ² and
+ℓ = (λ + √(λ² − e²))/2 (Gavish & Donoho, 2017; here for symmetric matrices). All of it uses the release only, so the
+rank may be chosen afterwards, as often as wanted.
 """
 
 from __future__ import annotations

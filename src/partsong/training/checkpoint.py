@@ -88,7 +88,7 @@ class SavedRun:
                 "privacy loss is unknown, so nothing more may be sent. Restore this file from a backup."
             )
         if self.is_under_way:
-            spending.start_round({*parties, *self.about.get("data", ())})
+            spending.start_round({*parties, *self.about.get("data", ())}, self.checkpoint.index)
             spending.accounts_before_round = None
         states = {name: replace(one, releases=count_releases(spending.accounts, name)) for name, one in parties.items()}
         return replace(self, checkpoint=replace(self.checkpoint, parties=states))

@@ -97,10 +97,11 @@ class FederatedFit:
     def steps(self, point: Checkpoint | None) -> Iterator[Step]:
         point = self.begin() if point is None and self.begin is not None else point
         rounds = self.engine.run(self.program, self.shards, self.schedule, reduction=self.reduction, resume=point)
+        first = 0 if point is None else point.index
         del point  # the start is handed over and not kept: its W is as large as the party's
         spending, names = self.spending, [shard.name for shard in self.shards]
         return measure(
-            rounds if spending is None else charge_rounds(rounds, spending, names),
+            rounds if spending is None else charge_rounds(rounds, spending, names, first),
             self.measures,
             ends_round=self.ends_round,
             epsilon=(lambda done: math.nan) if spending is None else spending.record_round,
@@ -186,7 +187,7 @@ def simulate_rounds(
     """
     traits = program.traits
     if traits.release is not None and spending is None:
-        spending = PrivacyTracker(traits.release, max_releases=traits.max_releases)
+        spending = PrivacyTracker(traits)
     return FederatedFit(
         program,
         shards,

@@ -189,7 +189,7 @@ class RemoteRounds:
         # The sum has what such a site sent before it lost its files, but its new history does not.
         stale = run.restarted.intersection(worked, self._dropouts)
         absence = Absence(tuple(name for name in run.layout.parties if name not in worked), dict(self._dropouts))
-        release = self._program.traits.release
+        release = self._program.traits.release_at(attempt.index)
         senders = {*attempt.asked, *attempt.refused} & run.started
         charged = (
             run.accounts if release is None else run.accounts.charge(sorted(senders), release, attempt.attempt + 1)

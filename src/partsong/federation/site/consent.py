@@ -134,7 +134,7 @@ class PolicyChecker:
 
     def _require_within_budget(self, plan: Plan, more: int) -> None:
         if self.policy.privacy is not None:
-            self.ledger.require_budget(self.policy.privacy, plan.release, more)
+            self.ledger.require_budget(self.policy.privacy, plan.release, plan.planned(more))
 
 
 def party_keys(roster: Roster | None, parties: Collection[str]) -> dict[str, str]:

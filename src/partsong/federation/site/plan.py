@@ -15,6 +15,7 @@ from partsong.federation.experiment import Experiment, RunRequest
 from partsong.federation.ledger import AttemptLimits
 from partsong.federation.site.state import Attempt, zero_rare_columns
 from partsong.federation.wire import RequestRefused
+from partsong.privacy.accounting import Ledger
 from partsong.privacy.exposure import directions_after
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
@@ -94,6 +95,12 @@ class Plan:
     def release(self) -> Any:
         """Privacy cost of one upload; None without noise."""
         return self.program.traits.release
+
+    def planned(self, exchanges: int) -> Ledger:
+        """Privacy costs of the first exchanges, as many as given; nothing without noise."""
+        if self.release is None:
+            return Ledger()
+        return Ledger(tuple((self.program.traits.release_at(exchange), 1) for exchange in range(exchanges)))
 
     @property
     def directions(self) -> int:

@@ -168,7 +168,9 @@ class RoundHandler:
         ledger, worked = self.policy_checker.ledger, self.files.load_work(at)
         directions = directions_of(self.plan.program, request.body)
         of_rows = (directions, self.started.layout.seed)
-        cost = AttemptCost(self.plan.release, self.policy_checker.policy.privacy, self.plan.limits, *of_rows)
+        cost = AttemptCost(
+            self.plan.program.traits.release_at(at[0]), self.policy_checker.policy.privacy, self.plan.limits, *of_rows
+        )
         recorded = ledger.load()
         last = recorded.last_attempt
         unsent = last is not None and not self.audit.history().was_sent(last[0], last[1:])

@@ -384,7 +384,7 @@ class Site:
         if isinstance(done.reply.answer, Refusal) and not self.audit.is_intact:
             return done.payload
         program = None if done.plan is None else done.plan.program
-        protection = protection_fields(program, self._epsilon(done.plan))
+        protection = protection_fields(program, self._epsilon(done.plan), done.reply.nonce.round)
         self.audit.record(done.reply, done.payload, is_repeat=done.is_repeat, protection=protection)
         return done.payload
 

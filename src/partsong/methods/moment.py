@@ -1,0 +1,439 @@
+"""NMF from one second moment: parties send Σ x xᵀ once, and the server computes H from it.
+
+With noise, this is the cheapest way to privacy of rows: one release, after which any rank can be tried. Without noise
+it reveals more than any other upload, so the exposure guard counts it as all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import sparse
+
+from partsong import kernels
+from partsong.aggregation.linear import Sum
+from partsong.core.interfaces import Array, ArraySpec, Layout, Message, ProgramBase, Shard, State, Traits, Turn
+from partsong.core.parameters import whole_number
+from partsong.core.states import state
+from partsong.core.streams import stream
+from partsong.data.conversion import to_values
+from partsong.errors import BudgetSpent, CompositionError, DataError, ParameterError, PartyError, ShapeError
+from partsong.methods.exact import SharedSums, accelerated_sums
+from partsong.methods.private import (
+    EXACT_SUM_BOUND,
+    MAX_SIGMAS,
+    ROWS_SHARE,
+    PrivateSums,
+    PrivateSumsPartyState,
+)
+from partsong.methods.registry import Problem, method
+from partsong.privacy.accounting import Release
+from partsong.privacy.exposure import ALL_ROWS
+from partsong.privacy.randomness import Source, system_source
+from partsong.privacy.row_level import BLOCK_ROWS
+from partsong.privacy.second_moment import (
+    MeanOfDirections,
+    MomentOfParty,
+    MomentOfRows,
+    noise_edge,
+    symmetric_matrix,
+    triangle_of,
+)
+from partsong.solvers.initialization import random_columns
+from partsong.solvers.second_moment import Spectrum, factorize, shrink
+from partsong.solvers.squared_error import SquaredError
+from partsong.solvers.update_rules import CoordinateDescent
+
+STAGE = "stage"
+"""The array of a model that says which exchange it belongs to."""
+EXACT_ROUNDS = 2
+"""Exact rounds after a moment without noise: as close to the pooled fit as 10 to 20 rounds from a random start."""
+
+
+class Statistic(Protocol):
+    """What parties send before there is a model, and the spectrum that follows from the sums.
+
+    `upload` answers exchange i; `finish` turns its sum into what the server keeps and broadcasts; after the last
+    exchange, `spectrum` is known. `releases` has the privacy cost of each exchange, None without noise.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def releases(self) -> tuple[Release | None, ...]: ...
+    @property
+    def shares(self) -> int: ...
+    def size(self, exchange: int, m: int) -> int: ...
+    def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any: ...
+    def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]: ...
+    def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum: ...
+    def largest_row(self, exchange: int) -> float: ...
+    def widest_noise(self, exchange: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMoment:
+    """XᵀX without noise, in one exchange."""
+
+    names: tuple[str, ...] = ("moment",)
+    releases: tuple[Release | None, ...] = (None,)
+    shares: int = 1
+    kind: str = "float"
+
+    def size(self, exchange: int, m: int) -> int:
+        return m * (m + 1) // 2
+
+    def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any:
+        rows: Any = X.astype(np.float64)
+        product = rows.T @ rows
+        return triangle_of(product.toarray() if sparse.issparse(product) else product)
+
+    def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]:
+        return {}
+
+    def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
+        return shrink(symmetric_matrix(np.asarray(total, np.float64), 1.0), 0.0)
+
+    def largest_row(self, exchange: int) -> float:
+        return 0.0
+
+    def widest_noise(self, exchange: int) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyMoment:
+    """Σ x xᵀ of bounded rows, or the clipped moments of parties, with noise, in one exchange."""
+
+    moment: MomentOfRows | MomentOfParty
+    names: tuple[str, ...] = ("moment",)
+    kind: str = "int"
+
+    @property
+    def releases(self) -> tuple[Release | None, ...]:
+        return (self.moment.noise.release,)
+
+    @property
+    def shares(self) -> int:
+        return self.moment.noise.shares
+
+    def size(self, exchange: int, m: int) -> int:
+        return m * (m + 1) // 2
+
+    def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any:
+        return self.moment.add_noise(self.moment.of(X), source)
+
+    def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]:
+        return {}
+
+    def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
+        matrix = symmetric_matrix(np.asarray(total), self.moment.unit)
+        sigma = self.moment.noise.total(self.moment.sigma, parties)
+        return shrink(matrix, noise_edge(sigma, len(matrix)))
+
+    def largest_row(self, exchange: int) -> float:
+        return self.moment.largest_row
+
+    def widest_noise(self, exchange: int) -> float:
+        return MAX_SIGMAS * self.moment.sigma / math.sqrt(self.shares) / self.moment.unit
+
+
+@dataclass(frozen=True, slots=True)
+class CentredMoment:
+    """For rows that are all alike: a noisy mean direction c, then Σ r rᵀ of r = x/‖x‖ − c cut to a radius.
+
+    M ≈ n̂ c cᵀ + Σ r rᵀ. The second exchange depends on the first through the public c only.
+    """
+
+    mean: MeanOfDirections
+    residual: MomentOfRows
+    names: tuple[str, ...] = ("mean", "moment")
+    kind: str = "int"
+
+    @property
+    def releases(self) -> tuple[Release | None, ...]:
+        return (self.mean.noise.release, self.residual.noise.release)
+
+    @property
+    def shares(self) -> int:
+        return self.mean.noise.shares
+
+    def size(self, exchange: int, m: int) -> int:
+        return m + 1 if exchange == 0 else m * (m + 1) // 2
+
+    def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any:
+        if exchange == 0:
+            return self.mean.add_noise(self.mean.sums(self.mean.quantize(X)), source)
+        centre = np.rint(_checked_centre(model["centre"], X.shape[1]) / self.mean.unit)
+        total: Any = np.zeros(self.size(1, X.shape[1]), np.int64)
+        for start in range(0, X.shape[0], BLOCK_ROWS):
+            rows = self.mean.quantize(X[start : start + BLOCK_ROWS])
+            dense = rows.toarray() if sparse.issparse(rows) else rows
+            total += self.residual.of((dense - centre) * self.mean.unit)
+        return self.residual.add_noise(total, source)
+
+    def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]:
+        centre, count = self.mean.centre(np.asarray(total))
+        return {"centre": centre, "count": np.array([count])}
+
+    def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
+        matrix = symmetric_matrix(np.asarray(total), self.residual.unit)
+        edge = noise_edge(self.residual.noise.total(self.residual.sigma, parties), len(matrix))
+        spread = shrink(matrix, edge)
+        centre = np.asarray(before["centre"]) * math.sqrt(float(before["count"][0]))
+        if spread.visible == 0:
+            spread = Spectrum(spread.values[:0], spread.vectors[:, :0], 0)
+        return spread.plus(centre)
+
+    def largest_row(self, exchange: int) -> float:
+        return 1 / self.mean.unit if exchange == 0 else self.residual.largest_row
+
+    def widest_noise(self, exchange: int) -> float:
+        part = self.mean if exchange == 0 else self.residual
+        return MAX_SIGMAS * part.sigma / math.sqrt(self.shares) / part.unit
+
+
+def _checked_centre(values: Array, m: int) -> Any:
+    """The centre from the server; the check does not use the party's data, so a refusal reveals nothing about them."""
+    centre = np.asarray(values, np.float64)
+    if centre.shape != (m,):
+        raise ShapeError(f"The centre from the server has shape {centre.shape}, not ({m},); nothing was computed.")
+    if not (np.isfinite(centre).all() and (centre >= 0).all() and np.linalg.norm(centre) <= 1.01):
+        raise PartyError("The centre from the server is not non-negative of norm at most 1; nothing was computed.")
+    return centre
+
+
+@state("moment.party")
+@dataclass(frozen=True, slots=True)
+class MomentPartyState:
+    """The number of releases made, and the party's state in later rounds."""
+
+    releases: int = 0
+    later: State = None
+
+
+@state("moment.server")
+@dataclass(frozen=True, slots=True)
+class MomentServerState:
+    """Exchanges done, Hᵀ (m × k), what earlier exchanges have shown, and the server's state in later rounds."""
+
+    exchanges: int
+    Ht: Array
+    seed: int
+    shown: Mapping[str, Array]
+    spectrum: Spectrum | None = None
+    later: State = None
+
+
+@dataclass(frozen=True, slots=True)
+class MomentProgram(ProgramBase):
+    """H from sums that parties send once, and then, if asked for, `later_rounds` rounds of `later` from that H.
+
+        exchanges of the statistic:  sent: sums over rows, with or without noise       broadcast: what they show
+        later rounds:                as in `later` (noisy or exact sums), from H
+
+    Never sent: X_p, W_p, and with noise the number of rows (except the noisy one of `CentredMoment`). Each party sends
+    at most once per exchange; a request that would repeat a release is refused.
+    """
+
+    rank: int
+    statistic: Any
+    later: PrivateSums | SharedSums | None = None
+    later_rounds: int = 0
+    sum_bound: float = EXACT_SUM_BOUND
+    source: Callable[[str, int], Source] | None = None
+    aggregation: Sum = Sum()
+
+    def __post_init__(self) -> None:
+        whole_number("rank", self.rank, least=1)
+        if (self.later is None) != (self.later_rounds == 0):
+            raise ParameterError("later and later_rounds need each other. Pass both or neither.")
+
+    @property
+    def first_exchanges(self) -> int:
+        """Exchanges of the statistic."""
+        return len(self.statistic.releases)
+
+    @property
+    def releases(self) -> tuple[Any, ...]:
+        """The privacy cost of each exchange; empty without noise."""
+        own: tuple[Any, ...] = self.statistic.releases
+        if own[0] is None:
+            return ()
+        later = [self.later.release] * self.later_rounds if isinstance(self.later, PrivateSums) else []
+        return tuple(one if self.source is None else replace(one, is_secure=False) for one in (*own, *later))
+
+    @property
+    def traits(self) -> Traits:
+        """All parties are needed, since a sum is released once. One share of the noise protects nothing."""
+        shares, releases = self.statistic.shares, self.releases
+        reason = (
+            f"each party adds 1/{shares} of the noise, which suffices only in the sum. Use shares=1, or a reduction "
+            "that hides uploads."
+        )
+        names = (*self.statistic.names, *(("gram", "cross") if isinstance(self.later, PrivateSums) else ()))
+        return Traits(
+            full_participation=True,
+            requires="any" if shares == 1 else "secure",
+            reason=reason,
+            min_in_sum=shares,
+            sum_bounds=dict.fromkeys(names, self.sum_bound) if releases else {},
+            release=releases[0] if releases else None,
+            releases=releases,
+            max_releases=len(releases) or None,
+        )
+
+    @property
+    def solver(self) -> Any:
+        return SquaredError(CoordinateDescent(sweeps=5)) if self.later is None else self.later.solver
+
+    def exchanges(self, rounds: int, n_parties: int) -> int:
+        return self.first_exchanges + self.later_rounds
+
+    def turn(self, model: Message) -> Turn:
+        at, first = _stage(model), self.first_exchanges
+        return Turn(at, first, ends_round=at + 1 == first) if at < first else Turn()
+
+    def start_party(self, shard: Shard, layout: Layout) -> MomentPartyState:
+        self._require_room(shard, layout)
+        return MomentPartyState(0, None if self.later is None else self.later.start_party(shard, layout))
+
+    def _require_room(self, shard: Shard, layout: Layout) -> None:
+        """Refuse shares without enough parties, and sums that could exceed the bound of secure aggregation."""
+        shares = self.statistic.shares
+        if len(layout.parties) < shares:
+            raise CompositionError(
+                f"shares={shares} needs as many honest parties, but there are {len(layout.parties)} parties. Use fewer "
+                "shares."
+            )
+        if shares == 1:
+            return
+        for exchange in range(self.first_exchanges):
+            if self.statistic.widest_noise(exchange) > (1 - ROWS_SHARE) * self.sum_bound:
+                raise ParameterError(
+                    f"The noise exceeds {self.sum_bound:.3g}, the bound of the secure sum. Use a larger epsilon, or no "
+                    "secure aggregation.",
+                    parameter="epsilon",
+                )
+            most = math.floor(ROWS_SHARE * self.sum_bound / self.statistic.largest_row(exchange))
+            if shard.matrix.shape[0] > most:
+                raise DataError(
+                    f"Party {shard.name!r} has more than {most} rows, the most for which a secure sum of "
+                    f"{len(layout.parties)} parties cannot overflow. Nothing was computed or sent. Split it into "
+                    "parties with fewer rows, or run without secure aggregation."
+                )
+
+    def start_server(self, layout: Layout) -> tuple[MomentServerState, Message]:
+        Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"))
+        return MomentServerState(0, Ht, layout.seed, {}), _model({}, 0)
+
+    def local(self, shard: Shard, party: MomentPartyState, model: Message) -> tuple[MomentPartyState, Message]:
+        at, most = _stage(model), self.traits.max_releases
+        if most is not None and party.releases >= most:
+            raise BudgetSpent(
+                f"Party {shard.name!r} has sent {party.releases} noisy messages, the most that its privacy budget "
+                "allows. Nothing was computed or sent. End the run with the current model."
+            )
+        if at >= self.first_exchanges:
+            return self._later(shard, party, model)
+        source = system_source if self.source is None else self.source(shard.name, party.releases)
+        try:
+            sent = self.statistic.upload(at, to_values(shard.matrix), model, source)
+        except DataError as error:
+            raise DataError(f"Party {shard.name!r}: {error}") from error
+        return replace(party, releases=party.releases + 1), Message({self.statistic.names[at]: sent})
+
+    def _later(self, shard: Shard, party: MomentPartyState, model: Message) -> tuple[MomentPartyState, Message]:
+        assert self.later is not None
+        own, inner = party.later, Message({name: one for name, one in model.arrays.items() if name != STAGE})
+        if isinstance(self.later, PrivateSums):
+            rows = getattr(own, "rows", None)
+            own = PrivateSumsPartyState(party.releases).with_rows(rows)
+        own, upload = self.later.local(shard, own, inner)
+        return MomentPartyState(party.releases + 1, own), upload
+
+    def finish(self, server: MomentServerState, aggregate: Message) -> tuple[MomentServerState, Message]:
+        at, done = server.exchanges, server.exchanges + 1
+        if at >= self.first_exchanges:
+            assert self.later is not None
+            inner, model = self.later.finish(server.later, aggregate)
+            return replace(server, exchanges=done, later=inner), _model(model.arrays, done)
+        total, parties = aggregate[self.statistic.names[at]], aggregate.weight
+        if done < self.first_exchanges:
+            shown = {**server.shown, **self.statistic.broadcast(at, total, parties)}
+            return replace(server, exchanges=done, shown=shown), _model(shown, done)
+        spectrum = self.statistic.spectrum(total, parties, server.shown)
+        Ht = np.ascontiguousarray(factorize(spectrum, server.Ht).T)
+        server = replace(server, exchanges=done, Ht=Ht, spectrum=spectrum)
+        if self.later is None:
+            return server, _model({"H": Ht.T}, done)
+        inner, model = self.later.start_from(Ht)
+        return replace(server, later=inner), _model(model.arrays, done)
+
+    def components(self, server: MomentServerState) -> Array:
+        if self.later is not None and server.later is not None:
+            return self.later.components(server.later)
+        return server.Ht.T
+
+    def components_at(self, server: MomentServerState, rank: int) -> Any:
+        """H (rank × m) from the same release, at no cost in privacy; without the later rounds."""
+        if server.spectrum is None:
+            raise ParameterError("No moment has been released yet. Finish the run first.")
+        m = len(server.Ht)
+        return factorize(server.spectrum, random_columns(m, rank, stream(server.seed, "start")))
+
+    def metrics(self, server: MomentServerState) -> Mapping[str, float]:
+        """The number of directions above the noise, post-processing of the release."""
+        visible = {} if server.spectrum is None else {"visible": float(server.spectrum.visible)}
+        if self.later is None or server.exchanges <= self.first_exchanges:
+            return visible
+        return {**visible, **self.later.metrics(server.later)}
+
+    def directions(self, model: Message | None) -> int:
+        """Without noise the moment counts as all rows, whatever their number: it determines XᵀX at once."""
+        is_first = model is None or _stage(model) < self.first_exchanges
+        return ALL_ROWS if is_first else self.rank
+
+    def directions_after(self, exchanges: int, parties: int) -> int:
+        return ALL_ROWS if exchanges else 0
+
+    def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
+        m = layout.n_features
+        own: list[Mapping[str, ArraySpec]] = []
+        for at, name in enumerate(self.statistic.names):
+            size = (
+                self.statistic.size(at, m) if isinstance(m, int) else ("m (m + 1) / 2" if name == "moment" else "m + 1")
+            )
+            own.append({name: ArraySpec((size,), self.statistic.kind, meaning=MEANING[name, self.statistic.kind])})
+        return (*own, *(() if self.later is None else self.later.upload_spec(layout)))
+
+
+MEANING = {
+    ("moment", "float"): "X_pᵀX_p, the upper triangle",
+    ("moment", "int"): "X_pᵀX_p of bounded rows with noise, the upper triangle in integer units",
+    ("mean", "int"): "Σ x/‖x‖ and the number of rows, with noise, in integer units",
+}
+
+
+def _model(arrays: Mapping[str, Array], stage: int) -> Message:
+    return Message({**arrays, STAGE: np.array([stage], np.int16)})
+
+
+def _stage(model: Message) -> int:
+    return int(np.asarray(kernels.of(model[STAGE]).to_numpy(model[STAGE]))[0])
+
+
+@method("moment", privacy=("row", "party"), rounds=1)
+def moment(problem: Problem) -> MomentProgram:
+    """Parties send XᵀX once; the server computes H from it, and two exact rounds finish.
+
+    For simulations and trusted settings: without noise, XᵀX reveals more than any other upload, and a site refuses it
+    unless its policy allows exposure "rows". With `RowPrivacy` or `PartyPrivacy` it is the most useful private method.
+    Sent per party: the upper triangle of X_pᵀX_p (m (m + 1) / 2), then twice WᵀW (k × k), WᵀX (k × m), n_p and ‖X_p‖².
+    Never sent: X_p, W_p.
+    """
+    return MomentProgram(problem.rank, ExactMoment(), accelerated_sums(problem.rank), EXACT_ROUNDS)
