@@ -350,10 +350,11 @@ class MomentProgram(ProgramBase):
     def _later(self, shard: Shard, party: MomentPartyState, model: Message) -> tuple[MomentPartyState, Message]:
         assert self.later is not None
         own, inner = party.later, Message({name: one for name, one in model.arrays.items() if name != STAGE})
-        if isinstance(self.later, PrivateSums):
-            rows = getattr(own, "rows", None)
-            own = PrivateSumsPartyState(party.releases).with_rows(rows)
-        own, upload = self.later.local(shard, own, inner)
+        later: PrivateSums | SharedSums = self.later
+        if isinstance(later, PrivateSums):
+            own = PrivateSumsPartyState(party.releases).with_rows(getattr(own, "rows", None))
+            later = later if self.source is None else replace(later, source=self.source)
+        own, upload = later.local(shard, own, inner)
         return MomentPartyState(party.releases + 1, own), upload
 
     def finish(self, server: MomentServerState, aggregate: Message) -> tuple[MomentServerState, Message]:
