@@ -130,6 +130,10 @@ class DivergenceWarning(UserWarning):
     """A fit diverged; the best model so far is kept."""
 
 
+class InvisibleComponents(UserWarning):
+    """A private model has more components than its noise lets see."""
+
+
 class PredictableMasks(UserWarning):
     """Masks from another source than the operating system's random numbers: they hide nothing."""
 

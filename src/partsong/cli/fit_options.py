@@ -52,7 +52,9 @@ HERE = {
     PARTIES: "DATA is a folder of parts",
     RANKS: "--engine splits one file over ranks",
 }
-PRIVACY = ("epsilon", "delta", "unit", "row_bound", "clip", "noise", "relation")
+ROW_ONLY = ("row_bound", "mechanism", "centre_radius", "buckets", "n_rows")
+PRIVACY = ("epsilon", "delta", "unit", *ROW_ONLY, "clip", "noise", "relation")
+ROW_MECHANISMS = ("auto", "moment", "centred", "hybrid", "rounds")
 READING = ("label", "transpose", "key", "header")
 PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
 
@@ -199,6 +201,31 @@ class FitOptions:
     )
     row_bound: float | None = opt(
         None, NOISE, "--unit row: rows with a larger norm are scaled down to it. Choose it without looking at the data."
+    )
+    mechanism: str | None = opt(
+        None,
+        NOISE,
+        "--unit row: moment releases all products of columns once, and any rank follows; hybrid adds three noisy "
+        "rounds; centred is for data with one dominant direction; rounds sends noisy sums in every round; auto takes "
+        "what --n-rows says is best, or the moment.",
+        choices=ROW_MECHANISMS,
+        show_default="auto",
+    )
+    centre_radius: float | None = opt(
+        None,
+        NOISE,
+        "--mechanism centred: rows of norm 1 are cut to this distance from the mean direction.",
+        show_default="0.1",
+    )
+    buckets: int | None = opt(
+        None, NOISE, "--mechanism moment with many columns: release sums over this number of buckets.", min=1
+    )
+    n_rows: int | None = opt(
+        None,
+        NOISE,
+        "--unit row: a public lower bound of the number of rows, for --mechanism auto and the forecast. Do not compute "
+        "it from the data.",
+        min=1,
     )
     clip: float | None = opt(
         None, NOISE, "--unit party: clipping norm of the update H_p − H, whose rows have norm 1.", show_default="1"

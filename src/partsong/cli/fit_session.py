@@ -29,6 +29,7 @@ from partsong.cli.fit_options import (
     PARAMETERS,
     PARTIES,
     READING,
+    ROW_ONLY,
     SKETCHES,
     TABLE,
     FitOptions,
@@ -294,7 +295,7 @@ def privacy_of(options: FitOptions, given: Collection[str]) -> Privacy | None:
         raise typer.BadParameter(
             "--epsilon needs the unit it protects. Pass --unit row or --unit party.", param_hint="--unit"
         )
-    foreign = {"row": ("clip", "noise"), "party": ("row_bound",)}[options.unit]
+    foreign = {"row": ("clip", "noise"), "party": ROW_ONLY}[options.unit]
     if idle := [name for name in foreign if name in given]:
         raise typer.BadParameter(
             f"does not apply to --unit {options.unit}. Remove it.", param_hint=output.option(idle[0])
@@ -315,7 +316,8 @@ def privacy_of(options: FitOptions, given: Collection[str]) -> Privacy | None:
             "--unit row needs a bound on the norm of a row. Pass one that was chosen without looking at the data.",
             param_hint="--row-bound",
         )
-    return RowPrivacy(options.epsilon, options.row_bound, **_set(asked))
+    own = {name: getattr(options, name) for name in ROW_ONLY}
+    return RowPrivacy(options.epsilon, **_set({**asked, **own}))
 
 
 def _set(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -294,3 +294,11 @@ def limit_threads(count: int) -> Iterator[None]:
             del os.environ[THREADS]
         else:
             os.environ[THREADS] = before
+
+
+def physical_memory() -> int | None:
+    """Return the bytes of memory of this machine, None if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from partsong.core.interfaces import Alignment, Array, Program, Round, Schedule
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.runtime import graceful_interrupt
 from partsong.engines.local import Parallel, Sequential
-from partsong.errors import FormatError, ParameterError, format_count
+from partsong.errors import FormatError, InvisibleComponents, ParameterError, format_count
 from partsong.estimators.parties import (
     method_options_of,
     named_parties,
@@ -51,7 +52,15 @@ from partsong.estimators.validation import (
     stop_of,
     whole_seed,
 )
-from partsong.methods.privacy_request import Privacy, RowPrivacy, build_secure_sum, privacy_from_dict, privacy_to_dict
+from partsong.methods.moment import SLACK, MomentProgram, verdict
+from partsong.methods.privacy_request import (
+    Privacy,
+    RowPrivacy,
+    build_secure_sum,
+    privacy_from_dict,
+    privacy_to_dict,
+    with_mechanism,
+)
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import party_exposures, worst_party
 from partsong.privacy.spending import SIMULATION_ONLY, PrivacyTracker, parse_spent, remove_names
@@ -76,7 +85,7 @@ from partsong.training.loop import (
     progress,
     start_training,
 )
-from partsong.training.result import top_features
+from partsong.training.result import FitResult, top_features
 from partsong.training.run_folder import MODEL, RunFolder
 from partsong.training.simulation import (
     FederatedFit,
@@ -175,8 +184,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     Parameters
     ----------
-    n_components : int or None, default=None
-        Rank k of the shared model. None takes the rank of a Program, or min(n, m, 20) over all parties' rows.
+    n_components : int, list of int or None, default=None
+        Rank k of the shared model. None takes the rank of a Program, or min(n, m, 20) over all parties' rows. A list
+        tries several ranks on one private release (RowPrivacy or PartyPrivacy of a moment), at no further cost:
+        `components_` has the largest rank of which all directions are visible, `components_by_rank_` has all.
     method : str or Program, default="exact"
         The federated method; `partsong.methods.names()` lists the names.
     align : str, Alignment or None, default=None
@@ -243,6 +254,10 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         "entries" or "rows" (docs/reference/exposure.md).
     exposures_ : dict of str to PartyExposure
         Exposure level of each party, with the numbers behind it.
+    visible_directions_ : int or None
+        With a private second moment: how many directions are visible above the noise.
+    components_by_rank_ : dict of int to ndarray
+        With a list of ranks: H (k × m) of each, from the same release.
     simulated_ : tuple of str
         With privacy: quantities that only this simulation knows and that no party would release. None of them
         influences `components_` or files written by `save`.
@@ -291,7 +306,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     @refuse_old_names
     def __init__(
         self,
-        n_components: int | None = None,
+        n_components: int | Sequence[int] | None = None,
         *,
         method: str | Program = "exact",
         align: str | Alignment | None = None,
@@ -536,8 +551,18 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                     parameter="n_components",
                 )
             return self.method
-        problem = Problem(rank_of(self.n_components, shape), rounds=self._rounds())
+        wanted = max(self._ranks) if self._ranks else self.n_components
+        problem = Problem(rank_of(wanted, shape), rounds=self._rounds())
         return methods.method(self.method).build(problem, self._options())
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        """The ranks of a list, in ascending order; empty for one rank."""
+        if not isinstance(self.n_components, list | tuple):
+            return ()
+        if not self.n_components:
+            raise ParameterError("n_components is an empty list. Pass at least one rank.", parameter="n_components")
+        return tuple(sorted({whole_number("n_components", one) for one in self.n_components}))
 
     def _options(self) -> dict[str, Any]:
         """Options passed to the method, under its own names."""
@@ -579,7 +604,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if asked.get("align") not in methods.CHOICES["align"]:
             asked["align"] = None
         asked |= {"method_options": options, "missing": settings.get("missing") or "refuse"}
-        asked["privacy"] = privacy_from_dict(settings.get("privacy"))
+        asked["privacy"] = privacy_from_dict(with_mechanism(settings.get("privacy")))
         if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             asked |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
         bound = settings.get("mask_bound")
@@ -597,6 +622,14 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 program, self._rounds(), n_parties, bool(self.secure_aggregation), n_features
             )
         traits = program.traits
+        if self._ranks:
+            if not isinstance(program, MomentProgram) or traits.release is None:
+                raise ParameterError(
+                    f"n_components={self.n_components!r}: several ranks can be tried on one private release of a "
+                    'second moment only. Pass one rank, or RowPrivacy(…, mechanism="moment").',
+                    parameter="n_components",
+                )
+            program = replace(program, ranks=self._ranks)
         if traits.release is None:
             return program, None
         if self.privacy is None:
@@ -669,7 +702,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return {
             **self.settings(),
             "parties": len(fit.shards),
-            "n_components": fit.program.rank,
+            "n_components": list(self._ranks) or fit.program.rank,
             "secure_aggregation": bool(self.secure_aggregation),
             **({"mask_bound": self.secure_aggregation.bound} if isinstance(self.secure_aggregation, SecureSum) else {}),
             "privacy": None if self.privacy is None else privacy_to_dict(self.privacy),
@@ -696,6 +729,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         with graceful_interrupt():
             result = finish_with_warnings(fit, training)
         names, spending = [shard.name for shard in fit.shards], fit.spending
+        released, by_rank = self._released(fit, training, result)
         own, alignments = own_components(result.H, job.own, names)
         exposures = party_exposures(fit.program, fit.shards, len(training.history))
         self._set_fitted(
@@ -720,10 +754,27 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             exposure_=worst_party(exposures.values()).level,
             accounts_=None if spending is None else spending.accounts,
             epsilon_spent_=math.inf if spending is None else spending.accounts.epsilon(spending.delta),
-            privacy_report_=None if spending is None else spending.to_dict(),
+            privacy_report_=None if spending is None else {**spending.to_dict(), **released},
+            visible_directions_=released.get("visible_directions"),
+            components_by_rank_=by_rank,
             simulated_=SIMULATION_ONLY if spending is not None else (),
         )
         job.observer.end(training, result)
+
+    def _released(
+        self, fit: FederatedFit, training: Training, result: FitResult
+    ) -> tuple[dict[str, Any], dict[int, np.ndarray]]:
+        """What a noisy moment has shown, and H by rank; warns of components that the noise does not let see."""
+        program, server = fit.program, training.best
+        if not isinstance(program, MomentProgram) or fit.spending is None or server is None or server.spectrum is None:
+            return {}, {}
+        shown, rank = program.report(server), len(result.H)
+        visible = shown["visible_directions"]
+        sentence = verdict(visible, rank)
+        if rank > visible + SLACK:
+            warnings.warn(sentence, InvisibleComponents, stacklevel=4)
+        by_rank = {one: program.components_at(server, one) for one in self._ranks}
+        return {**shown, "verdict": sentence}, by_rank
 
     def _set_fitted(self, columns: Mapping[str, Any], **attributes: Any) -> None:
         """Set all fitted attributes and remove those of an earlier fit."""

@@ -18,6 +18,7 @@ from partsong.core import runtime
 from partsong.core.interfaces import Matrix
 from partsong.core.parameters import real_number, whole_number
 from partsong.core.renamed import PARAMETERS, hint
+from partsong.core.runtime import physical_memory
 from partsong.core.streams import fresh_seed
 from partsong.data.conversion import array_errors, as_matrix, to_array
 from partsong.data.observed import ObservedMatrix, observed
@@ -300,14 +301,6 @@ def rank_of(wanted: Any, shape: tuple[int, int]) -> int:
             parameter="n_components",
         )
     return rank
-
-
-def physical_memory() -> int | None:
-    """Return the bytes of memory of this machine, None if unknown."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def is_game(solver: Any) -> bool:

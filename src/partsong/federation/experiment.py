@@ -96,6 +96,11 @@ class PrivacyTable:
     clip: float | None = None
     kind: str | None = None
     row_bound: float | None = None
+    mechanism: str | None = None
+    centre_radius: float | None = None
+    buckets: int | None = None
+    n_rows: int | None = None
+    n_features: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,19 @@ from partsong import kernels
 from partsong.aggregation.linear import Sum
 from partsong.core.interfaces import Array, ArraySpec, Layout, Message, ProgramBase, Shard, State, Traits, Turn
 from partsong.core.parameters import whole_number
+from partsong.core.runtime import physical_memory
 from partsong.core.states import state
 from partsong.core.streams import stream
 from partsong.data.conversion import to_values
-from partsong.errors import BudgetSpent, CompositionError, DataError, ParameterError, PartyError, ShapeError
+from partsong.errors import (
+    BudgetSpent,
+    CompositionError,
+    DataError,
+    ParameterError,
+    PartyError,
+    ShapeError,
+    format_count,
+)
 from partsong.methods.exact import SharedSums, accelerated_sums
 from partsong.methods.private import (
     EXACT_SUM_BOUND,
@@ -48,8 +57,12 @@ from partsong.solvers.second_moment import Spectrum, factorize, shrink
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
+SLACK = 2
+"""Components beyond the visible directions that may still mean something."""
 STAGE = "stage"
 """The array of a model that says which exchange it belongs to."""
+BYTES_PER_ENTRY = 32
+"""Memory for an entry of the moment, with its copies."""
 EXACT_ROUNDS = 2
 """Exact rounds after a moment without noise: as close to the pooled fit as 10 to 20 rounds from a random start."""
 
@@ -197,6 +210,15 @@ class CentredMoment:
         return MAX_SIGMAS * part.sigma / math.sqrt(self.shares) / part.unit
 
 
+def verdict(visible: int, rank: int) -> str:
+    """What so many visible directions mean for a model of this rank."""
+    shown = format_count(visible, "direction")
+    head = f"{shown} {'is' if visible == 1 else 'are'} visible above the noise"
+    if rank <= visible + SLACK:
+        return f"{head}."
+    return f"{head}; components beyond about {visible + SLACK} are invention. Use fewer, or a larger epsilon."
+
+
 def _checked_centre(values: Array, m: int) -> Any:
     """The centre from the server; the check does not use the party's data, so a refusal reveals nothing about them."""
     centre = np.asarray(values, np.float64)
@@ -247,9 +269,16 @@ class MomentProgram(ProgramBase):
     sum_bound: float = EXACT_SUM_BOUND
     source: Callable[[str, int], Source] | None = None
     aggregation: Sum = Sum()
+    ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         whole_number("rank", self.rank, least=1)
+        if self.ranks and (self.later is not None or max(self.ranks) != self.rank):
+            raise ParameterError(
+                "Several ranks can be tried on one release only, without later rounds. Pass one rank, or "
+                'mechanism="moment".',
+                parameter="n_components",
+            )
         if (self.later is None) != (self.later_rounds == 0):
             raise ParameterError("later and later_rounds need each other. Pass both or neither.")
 
@@ -257,6 +286,13 @@ class MomentProgram(ProgramBase):
     def first_exchanges(self) -> int:
         """Exchanges of the statistic."""
         return len(self.statistic.releases)
+
+    @property
+    def mechanism(self) -> str:
+        """The name of the mechanism."""
+        if isinstance(self.statistic, CentredMoment):
+            return "centred"
+        return "hybrid" if isinstance(self.later, PrivateSums) else "moment"
 
     @property
     def releases(self) -> tuple[Any, ...]:
@@ -303,7 +339,10 @@ class MomentProgram(ProgramBase):
         return MomentPartyState(0, None if self.later is None else self.later.start_party(shard, layout))
 
     def _require_room(self, shard: Shard, layout: Layout) -> None:
-        """Refuse shares without enough parties, and sums that could exceed the bound of secure aggregation."""
+        """Refuse moments too large for memory, shares without enough parties, and sums that could exceed the bound of
+        secure aggregation.
+        """
+        require_memory(layout.n_features)
         shares = self.statistic.shares
         if len(layout.parties) < shares:
             raise CompositionError(
@@ -368,12 +407,17 @@ class MomentProgram(ProgramBase):
             shown = {**server.shown, **self.statistic.broadcast(at, total, parties)}
             return replace(server, exchanges=done, shown=shown), _model(shown, done)
         spectrum = self.statistic.spectrum(total, parties, server.shown)
-        Ht = np.ascontiguousarray(factorize(spectrum, server.Ht).T)
+        start = server.Ht[:, : self._chosen_rank(spectrum.visible)]
+        Ht = np.ascontiguousarray(factorize(spectrum, start).T)
         server = replace(server, exchanges=done, Ht=Ht, spectrum=spectrum)
         if self.later is None:
             return server, _model({"H": Ht.T}, done)
         inner, model = self.later.start_from(Ht)
         return replace(server, later=inner), _model(model.arrays, done)
+
+    def _chosen_rank(self, visible: int) -> int:
+        """Of several ranks the largest one of which all directions are visible, else the smallest."""
+        return max((rank for rank in self.ranks if rank <= visible), default=min(self.ranks, default=self.rank))
 
     def components(self, server: MomentServerState) -> Array:
         if self.later is not None and server.later is not None:
@@ -384,8 +428,14 @@ class MomentProgram(ProgramBase):
         """H (rank × m) from the same release, at no cost in privacy; without the later rounds."""
         if server.spectrum is None:
             raise ParameterError("No moment has been released yet. Finish the run first.")
-        m = len(server.Ht)
-        return factorize(server.spectrum, random_columns(m, rank, stream(server.seed, "start")))
+        most = max(rank, self.rank)
+        start = random_columns(len(server.Ht), most, stream(server.seed, "start"))
+        return factorize(server.spectrum, start[:, :rank])
+
+    def report(self, server: MomentServerState) -> dict[str, Any]:
+        """What the release has shown, in plain data: post-processing."""
+        visible = None if server.spectrum is None else server.spectrum.visible
+        return {"mechanism": self.mechanism, "visible_directions": visible}
 
     def metrics(self, server: MomentServerState) -> Mapping[str, float]:
         """The number of directions above the noise, post-processing of the release."""
@@ -418,6 +468,18 @@ MEANING = {
     ("moment", "int"): "X_pᵀX_p of bounded rows with noise, the upper triangle in integer units",
     ("mean", "int"): "Σ x/‖x‖ and the number of rows, with noise, in integer units",
 }
+
+
+def require_memory(n_features: int) -> None:
+    """Refuse a moment that is too large for this machine."""
+    needed, memory = BYTES_PER_ENTRY * n_features**2, physical_memory()
+    if memory is not None and needed > memory:
+        raise ParameterError(
+            f"The second moment of {n_features} columns needs {needed / 2**30:.3g} GiB, but this machine has "
+            f"{memory / 2**30:.3g} GiB of memory. Select fewer columns by public knowledge, use buckets, or "
+            'mechanism="rounds".',
+            parameter="mechanism",
+        )
 
 
 def _model(arrays: Mapping[str, Array], stage: int) -> Message:

@@ -34,7 +34,7 @@ REQUIRED = {
     "row_bound": "rows of a larger norm are scaled down to it; it must not depend on the data",
 }
 """Required settings, and what they mean."""
-ROW_SETTINGS = ("row_bound", "mechanism", "centre_radius", "buckets", "n_rows")
+ROW_SETTINGS = ("row_bound", "mechanism", "centre_radius", "buckets", "n_rows", "n_features")
 """Settings of privacy of rows alone."""
 Mechanism = Literal["auto", "moment", "centred", "hybrid", "rounds"]
 ROW_MECHANISMS: tuple[str, ...] = get_args(Mechanism)
@@ -140,6 +140,8 @@ class RowPrivacy:
     n_rows : int or None, default=None
         A public lower bound of the number of rows of all parties, for "auto" and the forecast. It must not be computed
         from the data.
+    n_features : int or None, default=None
+        The number of columns, for "auto" and the forecast before the data are known, as in experiment.toml.
     """
 
     epsilon: float
@@ -152,6 +154,7 @@ class RowPrivacy:
     centre_radius: float = 0.1
     buckets: int | None = None
     n_rows: int | None = None
+    n_features: int | None = None
     unit: str = field(default="row", init=False)
 
     def __post_init__(self) -> None:
@@ -167,7 +170,7 @@ class RowPrivacy:
                 f"{self.centre_radius!r}. Use 0.1.",
                 parameter="centre_radius",
             )
-        for name in ("n_rows", "buckets"):
+        for name in ("n_rows", "n_features", "buckets"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.buckets is not None and self.mechanism != "moment":
@@ -189,6 +192,7 @@ class RowPrivacy:
 
     def resolved(self, rank: int, n_parties: int, is_masked: bool, n_features: int | None) -> str:
         """The mechanism that "auto" stands for; refuses what the forecast says is only noise."""
+        n_features = self.n_features if n_features is None else n_features
         forecast = None if n_features is None else self.forecast(n_features, n_parties, is_masked=is_masked)
         if self.mechanism != "auto":
             return self.mechanism
@@ -337,6 +341,13 @@ def privacy_to_dict(privacy: Privacy | None) -> dict[str, Any]:
         return {**plain, "clip": privacy.clip, "kind": privacy.kind}
     own = {name: getattr(privacy, name) for name in ROW_SETTINGS}
     return {**plain, **{name: value for name, value in own.items() if value is not None}}
+
+
+def with_mechanism(stored: Any) -> Any:
+    """The stored request of a fit; those of versions without a choice of mechanism were for "rounds"."""
+    if isinstance(stored, Mapping) and stored.get("unit") == "row":
+        return {"mechanism": "rounds", **stored}
+    return stored
 
 
 def privacy_from_dict(plain: Any) -> Privacy | None:

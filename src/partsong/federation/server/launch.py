@@ -18,9 +18,9 @@ import numpy as np
 
 from partsong import methods
 from partsong.core.interfaces import Layout, Message, Reducible, Reduction, Round, Schedule
+from partsong.core.runtime import physical_memory
 from partsong.engines.upload_checks import check_compatibility
 from partsong.errors import CompositionError, DataError, FileError, ParameterError
-from partsong.estimators.validation import physical_memory
 from partsong.federation.columns import labels_of
 from partsong.federation.experiment import Experiment, TextRule
 from partsong.federation.locks import held
