@@ -21,7 +21,7 @@ import numpy as np
 from partsong.errors import PartsongError, format_count
 from partsong.federation.site.state import column_energies, rows_per_column
 from partsong.federation.wire import RequestRefused, exposure_advice
-from partsong.privacy.exposure import Exposure, Support, directions_of, rows_per_direction
+from partsong.privacy.exposure import Exposure, Support, counted, directions_of, rows_per_direction
 
 if TYPE_CHECKING:
     from partsong.federation.ledger import LedgerState, SiteLedger
@@ -177,6 +177,7 @@ class ExposureLimit:
         """Return a refusal: numbers for the site's log, and for the coordinator what is allowed, rounded if masked."""
         limit, is_masked = self.policy.maximum_exposure, plan.reduction.hides_uploads
         most = usage.max_directions(limit, may_zero)
+        planned = counted(planned, self.data.n_rows)
         room = rounded_down(most, is_masked) - before
         fitting = largest_within(plan, room)
         parts = [

@@ -164,6 +164,11 @@ ALL_ROWS = 1 << 40
 """Directions charged for an upload that determines XᵀX: more than any table has."""
 
 
+def counted(directions: int, rows: int) -> int:
+    """Directions for a ledger or a message: the number of rows where an upload shows all of them."""
+    return rows if directions >= ALL_ROWS else directions
+
+
 def directions_of(program: Any, model: Any = None) -> int:
     """Count the directions in the upload that answers `model`; 0 where it has noise, or is no combination of rows."""
     return 0 if program.traits.release is not None else int(program.directions(model))
@@ -206,8 +211,8 @@ class PartyExposure:
         most = support.rarest // 2
         longest = max_exchanges(program, most, parties)
         highest = 0 if not sent else min(rank, most * rank // sent)
-        per_round = int(program.exchanges(2, parties) - program.exchanges(1, parties))
-        level = exposure_level(program, sent, support)
+        per_round = max(1, int(program.exchanges(2, parties) - program.exchanges(1, parties)))
+        level, sent = exposure_level(program, sent, support), counted(sent, support.rows)
         return PartyExposure(party, level, sent, exchanges, rank, support, longest, highest, per_round)
 
     @property

@@ -22,7 +22,7 @@ from partsong.federation.site.consent import PolicyChecker, parties_in_sum
 from partsong.federation.site.plan import Plan, parse_attempt, parse_parties
 from partsong.federation.site.state import Attempt, ProgressState, ReplyState, RunFolder, StartState, WorkState
 from partsong.federation.wire import Nonce, Reply, Request, RequestRefused, refusal_from_error
-from partsong.privacy.exposure import directions_of
+from partsong.privacy.exposure import counted, directions_of
 
 DATA_INDEPENDENT = (RequestRefused, FileError, TooFewParties, OSError, MemoryError)
 """Errors of work that reveal nothing about the values in the data."""
@@ -166,7 +166,7 @@ class RoundHandler:
         new charge.
         """
         ledger, worked = self.policy_checker.ledger, self.files.load_work(at)
-        directions = directions_of(self.plan.program, request.body)
+        directions = counted(directions_of(self.plan.program, request.body), self.policy_checker.data.n_rows)
         of_rows = (directions, self.started.layout.seed)
         cost = AttemptCost(
             self.plan.program.traits.release_at(at[0]), self.policy_checker.policy.privacy, self.plan.limits, *of_rows
