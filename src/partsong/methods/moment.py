@@ -46,6 +46,7 @@ from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.row_level import BLOCK_ROWS
 from partsong.privacy.second_moment import (
     MeanOfDirections,
+    MomentOfBuckets,
     MomentOfParty,
     MomentOfRows,
     noise_edge,
@@ -53,7 +54,7 @@ from partsong.privacy.second_moment import (
     triangle_of,
 )
 from partsong.solvers.initialization import random_columns
-from partsong.solvers.second_moment import Spectrum, factorize, shrink
+from partsong.solvers.second_moment import Spectrum, factorize, from_buckets, shrink
 from partsong.solvers.squared_error import SquaredError
 from partsong.solvers.update_rules import CoordinateDescent
 
@@ -84,8 +85,8 @@ class Statistic(Protocol):
     def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any: ...
     def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]: ...
     def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum: ...
-    def largest_row(self, exchange: int) -> float: ...
-    def widest_noise(self, exchange: int) -> float: ...
+    def largest_row(self, exchange: int, m: int) -> float: ...
+    def widest_noise(self, exchange: int, m: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,10 @@ class ExactMoment:
     def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
         return shrink(symmetric_matrix(np.asarray(total, np.float64), 1.0), 0.0)
 
-    def largest_row(self, exchange: int) -> float:
+    def largest_row(self, exchange: int, m: int) -> float:
         return 0.0
 
-    def widest_noise(self, exchange: int) -> float:
+    def widest_noise(self, exchange: int, m: int) -> float:
         return 0.0
 
 
@@ -148,11 +149,49 @@ class NoisyMoment:
         sigma = self.moment.noise.total(self.moment.sigma, parties)
         return shrink(matrix, noise_edge(sigma, len(matrix)))
 
-    def largest_row(self, exchange: int) -> float:
+    def largest_row(self, exchange: int, m: int) -> float:
         return self.moment.largest_row
 
-    def widest_noise(self, exchange: int) -> float:
+    def widest_noise(self, exchange: int, m: int) -> float:
         return MAX_SIGMAS * self.moment.sigma / math.sqrt(self.shares) / self.moment.unit
+
+
+@dataclass(frozen=True, slots=True)
+class BucketedMoment:
+    """Σ y xᵀ of bucket sums y and rows x, with noise, in one exchange: for many columns."""
+
+    moment: MomentOfBuckets
+    names: tuple[str, ...] = ("moment",)
+    kind: str = "int"
+
+    @property
+    def releases(self) -> tuple[Release | None, ...]:
+        return (self.moment.noise.release,)
+
+    @property
+    def shares(self) -> int:
+        return self.moment.noise.shares
+
+    def size(self, exchange: int, m: int) -> int:
+        return self.moment.buckets * m
+
+    def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any:
+        return self.moment.add_noise(self.moment.of(X), source)
+
+    def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]:
+        return {}
+
+    def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
+        sums = np.asarray(total).reshape(self.moment.buckets, -1)
+        m = sums.shape[1]
+        sigma = self.moment.noise.total(self.moment.sigma(m), parties)
+        return from_buckets(sums * self.moment.unit(m), self.moment.assignment(m), sigma)
+
+    def largest_row(self, exchange: int, m: int) -> float:
+        return self.moment.bound * self.moment.bucket_bound(m) / self.moment.unit(m)
+
+    def widest_noise(self, exchange: int, m: int) -> float:
+        return MAX_SIGMAS * self.moment.sigma(m) / math.sqrt(self.shares) / self.moment.unit(m)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +241,10 @@ class CentredMoment:
             spread = Spectrum(spread.values[:0], spread.vectors[:, :0], 0)
         return spread.plus(centre)
 
-    def largest_row(self, exchange: int) -> float:
+    def largest_row(self, exchange: int, m: int) -> float:
         return 1 / self.mean.unit if exchange == 0 else self.residual.largest_row
 
-    def widest_noise(self, exchange: int) -> float:
+    def widest_noise(self, exchange: int, m: int) -> float:
         part = self.mean if exchange == 0 else self.residual
         return MAX_SIGMAS * part.sigma / math.sqrt(self.shares) / part.unit
 
@@ -342,7 +381,8 @@ class MomentProgram(ProgramBase):
         """Refuse moments too large for memory, shares without enough parties, and sums that could exceed the bound of
         secure aggregation.
         """
-        require_memory(layout.n_features)
+        if not isinstance(self.statistic, BucketedMoment):
+            require_memory(layout.n_features)
         shares = self.statistic.shares
         if len(layout.parties) < shares:
             raise CompositionError(
@@ -352,13 +392,13 @@ class MomentProgram(ProgramBase):
         if shares == 1:
             return
         for exchange in range(self.first_exchanges):
-            if self.statistic.widest_noise(exchange) > (1 - ROWS_SHARE) * self.sum_bound:
+            if self.statistic.widest_noise(exchange, layout.n_features) > (1 - ROWS_SHARE) * self.sum_bound:
                 raise ParameterError(
                     f"The noise exceeds {self.sum_bound:.3g}, the bound of the secure sum. Use a larger epsilon, or no "
                     "secure aggregation.",
                     parameter="epsilon",
                 )
-            most = math.floor(ROWS_SHARE * self.sum_bound / self.statistic.largest_row(exchange))
+            most = math.floor(ROWS_SHARE * self.sum_bound / self.statistic.largest_row(exchange, layout.n_features))
             if shard.matrix.shape[0] > most:
                 raise DataError(
                     f"Party {shard.name!r} has more than {most} rows, the most for which a secure sum of "

@@ -18,13 +18,13 @@ from partsong.core.interfaces import Program
 from partsong.core.parameters import whole_number
 from partsong.errors import CompositionError, ParameterError
 from partsong.methods.averaging import LocalAveraging
-from partsong.methods.moment import CentredMoment, MomentProgram, NoisyMoment
+from partsong.methods.moment import BucketedMoment, CentredMoment, MomentProgram, NoisyMoment
 from partsong.methods.private import EXACT_SUM_BOUND, MAX_SIGMAS, PrivateAveraging, PrivateSums, exact_sum_bound
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation
 from partsong.privacy.calibration import noise_multiplier_for, rounds_within
 from partsong.privacy.forecast import MAX_COLUMNS, Forecast
 from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MECHANISMS
-from partsong.privacy.second_moment import MeanOfDirections, MomentOfParty, MomentOfRows, Noise
+from partsong.privacy.second_moment import MeanOfDirections, MomentOfBuckets, MomentOfParty, MomentOfRows, Noise
 from partsong.privacy.spending import DEFAULT_DELTA
 from partsong.secure_aggregation.protocol import SecureSum
 
@@ -224,6 +224,9 @@ class RowPrivacy:
         if name == "centred":
             residual = MomentOfRows(self.centre_radius, noise(1 - MEAN_SHARE), is_signed=True)
             return MomentProgram(plain.rank, CentredMoment(MeanOfDirections(noise(MEAN_SHARE)), residual), **hidden)
+        if self.buckets is not None:
+            bucketed = BucketedMoment(MomentOfBuckets(self.row_bound, self.buckets, noise(1.0)))
+            return MomentProgram(plain.rank, bucketed, **hidden)
         if name == "moment":
             return MomentProgram(plain.rank, NoisyMoment(MomentOfRows(self.row_bound, noise(1.0))), **hidden)
         first = NoisyMoment(MomentOfRows(self.row_bound, noise(HYBRID_SHARE)))

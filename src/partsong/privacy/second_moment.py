@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from partsong.core.streams import stream
 from partsong.errors import DataError, ParameterError
 from partsong.privacy.accounting import Release, check_relation
 from partsong.privacy.discrete_noise import RoundedGaussian
@@ -197,6 +198,65 @@ def _noisy_triangle(moment: MomentOfRows | MomentOfParty, triangle: Any, source:
     noisy = triangle + noise.draw(triangle.size, moment.sigma / math.sqrt(2), moment.unit, source)
     noisy[at] = triangle[at] + noise.draw(at.size, moment.sigma, moment.unit, source)
     return noisy
+
+
+@dataclass(frozen=True, slots=True)
+class MomentOfBuckets:
+    """Σ y xᵀ (l × m) for y = Bᵀx, the sums of x over l buckets of columns divided by the root of their size; x cut to
+    ‖x‖ ≤ b, y to ‖y‖ ≤ κ = b / √(largest bucket), which every row of norm b reaches.
+
+    One row more or less changes it by ‖y‖ ‖x‖ ≤ κ b, one replaced by at most √2 κ b, for rows ≥ 0. Since y is cut, the
+    sum is Bᵀ M for a moment M in which every row has the weight κ/‖y‖.
+    """
+
+    bound: float
+    buckets: int
+    noise: Noise
+
+    @property
+    def row_unit(self) -> float:
+        return power_of_two_unit(self.bound, ROW_BITS)
+
+    def bucket_bound(self, m: int) -> float:
+        """κ for m columns."""
+        return self.bound / math.sqrt(-(-m // self.buckets))
+
+    def bucket_unit(self, m: int) -> float:
+        return power_of_two_unit(self.bucket_bound(m), ROW_BITS)
+
+    def unit(self, m: int) -> float:
+        """The unit of the release."""
+        return self.row_unit * self.bucket_unit(m)
+
+    def sigma(self, m: int) -> float:
+        """Of the noise of each entry, in the sum over all shares."""
+        replaced = math.sqrt(2) if self.noise.relation == "replace" else 1.0
+        return self.noise.scale(replaced * self.bucket_bound(m) * self.bound)
+
+    def assignment(self, m: int) -> Any:
+        """B (m × l, sparse): a public random assignment of columns to buckets of nearly equal size."""
+        places = np.arange(m) % self.buckets
+        stream(0, "buckets", m, self.buckets).shuffle(places)
+        sizes = np.bincount(places, minlength=self.buckets)
+        return sparse.csr_array((1 / np.sqrt(sizes[places]), (np.arange(m), places)), (m, self.buckets))
+
+    def of(self, X: Any) -> Any:
+        """The sums over the rows of X, in whole units (int64, l m numbers), without noise."""
+        m = X.shape[1]
+        B, total = self.assignment(m), np.zeros((self.buckets, m), np.int64)
+        for start in range(0, X.shape[0], BLOCK):
+            rows = bounded_rows(X[start : start + BLOCK], self.bound, self.row_unit)
+            sums = rows @ B
+            dense = sums.toarray() if sparse.issparse(sums) else np.asarray(sums)
+            short = bounded_rows(dense * self.row_unit, self.bucket_bound(m), self.bucket_unit(m))
+            product = rows.T @ short
+            total += np.asarray(product).T.astype(np.int64)
+        return total.ravel()
+
+    def add_noise(self, sums: Any, source: Source = system_source) -> Any:
+        """The sums with noise, still in whole units."""
+        m = sums.size // self.buckets
+        return sums + self.noise.draw(sums.size, self.sigma(m), self.unit(m), source)
 
 
 @dataclass(frozen=True, slots=True)

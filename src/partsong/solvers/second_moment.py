@@ -28,6 +28,7 @@ DENSE_SIDE = 2000
 FIRST_DIRECTIONS, MAX_DIRECTIONS = 64, 1024
 """Lanczos asks for so many eigenvalues at first, doubles the number until the noise begins, and stops at the second."""
 TINY = 1e-300
+SMALLEST_SHARE = 1e-3
 
 
 @state("moment.spectrum")
@@ -63,6 +64,29 @@ def shrink(matrix: Any, edge: float) -> Spectrum:
         values, vectors = values[above], vectors[:, above]
         return Spectrum(np.sqrt(values**2 - edge**2), vectors, visible)
     return Spectrum(np.maximum(values[:1], TINY), vectors[:, :1], 0)
+
+
+def from_buckets(sums: Any, B: Any, sigma: float) -> Spectrum:
+    """The spectrum of M from noisy Z = Bᵀ M (l × m): singular values above the noise, shrunk, then M ≈ Zᵀ (Z B)⁺ Z.
+
+    The shrinkage is that of Gavish and Donoho (2017) for rectangular noise. Nyström's approximation uses that Z B is
+    symmetric; directions of Z B of less than a thousandth of the largest are left out.
+    """
+    rows, columns = sums.shape
+    left, values, right = linalg.svd(sums, full_matrices=False)
+    visible = int((values > sigma * (np.sqrt(rows) + np.sqrt(columns))).sum())
+    kept = max(1, visible)
+    values, noise = values[:kept], sigma**2
+    square = (values**2 - (rows + columns) * noise) ** 2 - 4 * rows * columns * noise**2
+    shrunk = np.sqrt(np.maximum(square, 0.0)) / np.maximum(values, TINY) if visible else values
+    Z = (left[:, :kept] * shrunk) @ right[:kept]
+    core = np.asarray(Z @ B)
+    weights, turn = linalg.eigh((core + core.T) / 2)
+    large = (weights > SMALLEST_SHARE * weights.max(initial=TINY)) & (np.arange(rows) >= rows - kept)
+    _, singular, vectors = linalg.svd((turn[:, large] / np.sqrt(weights[large])).T @ Z, full_matrices=False)
+    if not singular.size:
+        return Spectrum(values[:1], right[:1].T, visible)
+    return Spectrum(singular**2, vectors.T, visible)
 
 
 def _largest(matrix: Any, edge: float) -> tuple[Any, Any]:
