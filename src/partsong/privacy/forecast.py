@@ -24,6 +24,9 @@ HYBRID_TAU = 0.004
 MAX_COLUMNS = 5000
 """With more columns, the moment has over 12 million entries."""
 STEEPEST, FLATTEST = 8.0, -3.0
+CAPTURE, MAX_CAPTURED = 1.5, 0.999
+"""The first with the least worst error of the count on six data sets; docs/results/privacy.md shows it on others."""
+TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,18 @@ class Forecast:
         return int((np.asarray(shares) > self.tau / 2).sum())
 
     def expected_directions(self, rank: int, mean_error: float, pooled_error: float) -> int:
-        """How many directions will be visible, from public guesses of the relative errors of the mean profile alone and
-        of a pooled NMF of this rank: a power law of shares that has both.
+        """How many directions will be visible, at most `rank`, from public guesses of the relative errors of the mean
+        profile alone and of a pooled NMF of this rank.
         """
-        return self.visible(guessed_shares(self.n_features, rank, mean_error, pooled_error))
+        return min(rank, self.visible(guessed_shares(self.n_features, rank, mean_error, pooled_error, CAPTURE)))
+
+    def expected_error(self, rank: int, mean_error: float, pooled_error: float) -> float:
+        """The relative error of the model, from the same guesses: of each visible direction, cos² = 1 − (τ/2p)² of its
+        share p of the energy is explained.
+        """
+        shares = guessed_shares(self.n_features, rank, mean_error, pooled_error)[:rank]
+        explained = shares * np.clip(1 - (self.tau / 2 / np.maximum(shares, TINY)) ** 2, 0.0, 1.0)
+        return math.sqrt(max(0.0, 1.0 - float(explained.sum())))
 
     def __str__(self) -> str:
         head = f"With {self.n_rows} rows, {self.n_features} columns and ε = {self.epsilon:g} (τ = {self.tau:.2g}), "
@@ -80,8 +91,11 @@ class Forecast:
         return f"{head}expect the mean profile and each further direction that holds more than {least} of the energy."
 
 
-def guessed_shares(n_features: int, rank: int, mean_error: float, pooled_error: float) -> Any:
-    """Shares of energy p₁ = 1 − e₁² and p_i ∝ i^−a, i ≥ 2, with Σ_{2..k} p_i = e₁² − e_k², in descending order."""
+def guessed_shares(n_features: int, rank: int, mean_error: float, pooled_error: float, capture: float = 1.0) -> Any:
+    """Shares of energy p₁ = 1 − e₁² and p_i ∝ i^−a, i ≥ 2, with Σ_{2..k} p_i = c (e₁² − e_k²), in descending order.
+
+    c = `capture`: eigenvectors hold more of the energy than as many non-negative components.
+    """
     if not 0 < pooled_error <= mean_error <= 1:
         raise ParameterError(
             "Guesses of errors must satisfy 0 < pooled_error ≤ mean_error ≤ 1; got "
@@ -92,7 +106,7 @@ def guessed_shares(n_features: int, rank: int, mean_error: float, pooled_error: 
     if n_features < 2 or rank < 2 or rest == 0:
         return np.array([1 - rest])
     places = np.arange(2, n_features + 1.0)
-    captured = (rest - pooled_error**2) / rest
+    captured = min(MAX_CAPTURED, capture * (rest - pooled_error**2) / rest)
 
     def excess(steepness: float) -> float:
         parts = places**-steepness
