@@ -236,7 +236,7 @@ def test_opening_balances_leave_some_delta_for_what_comes(tmp_path):
     first = add_opening_balance(state, "restored", releases=2, epsilon=0.5)
     second = add_opening_balance(state, "restored again", releases=2, epsilon=0.5)
     assert (first.delta, second.delta) == (DELTA / 2, DELTA / 4)
-    assert SiteLedger(state / "ledger.jsonl").load().epsilon(DELTA, OF_ROW, 1) < 10
+    assert SiteLedger(state / "ledger.jsonl").load().epsilon(DELTA, Ledger(((OF_ROW, 1),))) < 10
     with pytest.raises(ParameterError, match="leaves nothing"):
         add_opening_balance(state, "and again", releases=2, epsilon=0.5, delta=DELTA / 4)
 

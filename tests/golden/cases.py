@@ -54,6 +54,7 @@ from partsong.methods.averaging import LocalAveraging
 from partsong.methods.dsanls import SketchExchange
 from partsong.methods.exact import SharedSums
 from partsong.methods.fedlda import FederatedLDA
+from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
 from partsong.methods.private import party_private, row_private
 from partsong.methods.secure_sketched import SketchedSums
 from partsong.methods.two_stage import TwoStageProgram, exact_after
@@ -108,6 +109,7 @@ def two_sided_shards() -> list[Shard]:
 SHORT_STEPS = {name: 5 for name in METHODS if LOCAL_STEPS[name] >= 100}
 MASKABLE = (
     "exact",
+    "moment",
     "fedavg",
     "fedprox",
     "one-shot-ipalm",
@@ -144,7 +146,7 @@ def fits() -> Iterator[tuple[str, str, Case]]:
     gaps = {"solver": "game", "missing": "ignore", "max_iter": ROUNDS, "tol": 0.0, "random_state": SEED}
     yield "NMF game, gaps", "pooled", lambda: fitted(partsong.NMF(RANK, **gaps), with_gaps())
     yield "PCAGame", "pooled", lambda: fitted(partsong.PCAGame(RANK, random_state=SEED), pooled())
-    for method in METHODS:
+    for method in (*METHODS, "moment"):
         for masked in (False, True) if method in MASKABLE else (False,):
             settings = {"method": method, "rounds": ROUNDS, "tol": 0.0, "random_state": SEED}
             settings |= {"secure_aggregation": MASKS if masked else False, "local_steps": SHORT_STEPS.get(method)}
@@ -189,11 +191,23 @@ def private(program: object, **privacy: object) -> object:
     return replace(party_private(program, epsilon=3.0, delta=1e-5, rounds=ROUNDS, **privacy), source=seeded)
 
 
+def of_moment(privacy: RowPrivacy | PartyPrivacy) -> object:
+    """The method "moment" with noise that can be drawn again."""
+    return replace(privacy.program(build("moment", RANK), ROUNDS, N_PARTIES, False), source=seeded)
+
+
 PROGRAMS = {
     "exact": build("exact", RANK, local_steps=5),
     "exact, accelerated": build("exact", RANK, accelerate=True, local_steps=5),
     "exact, penalised": SharedSums(RANK, build_solver("hals", 1e-3, 2e-3, 0.5)),
     "exact, private rows": row_private(RANK, epsilon=3.0, row_bound=5.0, rounds=ROUNDS, source=seeded),
+    "moment": build("moment", RANK),
+    "moment, private rows": of_moment(RowPrivacy(30.0, 5.0, mechanism="moment")),
+    "moment, private rows, replaced": of_moment(RowPrivacy(30.0, 5.0, mechanism="moment", relation="replace")),
+    "moment, private rows, buckets": of_moment(RowPrivacy(30.0, 5.0, mechanism="moment", buckets=4)),
+    "moment, private rows, centred": of_moment(RowPrivacy(30.0, 5.0, mechanism="centred")),
+    "moment, private rows, hybrid": of_moment(RowPrivacy(30.0, 5.0, mechanism="hybrid")),
+    "moment, private parties": of_moment(PartyPrivacy(30.0, clip=100.0)),
     "fedavg": build("fedavg", RANK, local_steps=3),
     "fedprox": build("fedprox", RANK, local_steps=3),
     "fnmf": build("fnmf-local", RANK, local_steps=3, align="assignment"),
@@ -218,9 +232,9 @@ PROGRAMS = {
     "syn-sd, private parties, laplace": private(build("syn-sd", RANK, local_steps=3), kind="laplace"),
 }  # fmt: skip
 IN_MASKS = (
-    "exact", "exact, accelerated", "fedavg", "fedprox", "fnmf by sums", "local only", "ipalm once", "mur once",
-    "syn-sd", "syn-ssd-u", "syn-ssd-v", "syn-ssd-uv", "secure dsanls", "game consensus", "fednmf", "fednmf-mi", "lda",
-    "fedavg, private parties",
+    "exact", "exact, accelerated", "moment", "fedavg", "fedprox", "fnmf by sums", "local only", "ipalm once",
+    "mur once", "syn-sd", "syn-ssd-u", "syn-ssd-v", "syn-ssd-uv", "secure dsanls", "game consensus",
+    "fednmf", "fednmf-mi", "lda", "fedavg, private parties",
 )  # fmt: skip
 ARRIVALS = {
     "asyn-sd": build("asyn-sd", RANK, local_steps=3),
@@ -261,7 +275,7 @@ SKETCHES = {
     **{method: {"sketch_ratio": 0.5} for method in ("syn-ssd-u", "syn-ssd-v", "syn-ssd-uv", "asyn-ssd-v")},
     "secure-dsanls": {"rounds": 3, "sketch_dimension": 4},
 }
-WITHOUT_STEPS = ("secure-dsanls", "then-exact", *ONLY_TEXTS)
+WITHOUT_STEPS = ("secure-dsanls", "then-exact", "moment", *ONLY_TEXTS)
 SITES_IN_MASKS = (
     *MASKABLE, "local-only", "fnmf-by-sums", "secure-dsanls", "game-consensus", "then-exact", *ONLY_TEXTS,
 )  # fmt: skip
@@ -297,7 +311,8 @@ def sites() -> Iterator[tuple[str, str, Case]]:
             SITES,
             lambda m=method: at_sites(experiment(m, secure_aggregation=True, mask_bound=1e4)),
         )
-    of_rows = {"unit": "row", "epsilon": 3.0, "row_bound": 5.0}
+    of_rows = {"unit": "row", "epsilon": 3.0, "row_bound": 5.0, "mechanism": "rounds"}
+    of_moments = {"unit": "row", "epsilon": 30.0, "row_bound": 5.0}
     of_parties = {"unit": "party", "epsilon": 3.0}
     for masked in (False, True):
         suffix = ", masked" if masked else ""
@@ -306,7 +321,14 @@ def sites() -> Iterator[tuple[str, str, Case]]:
             SITES,
             lambda k=masked: at_sites(experiment("exact", local_steps=None, secure_aggregation=k, privacy=of_rows)),
         )
-        for method in SENDS_H if not masked else ("fedavg",):
+        for mechanism in ("moment", "centred", "hybrid"):
+            asked = {**of_moments, "mechanism": mechanism}
+            yield (
+                f"{SITES} moment, private rows, {mechanism}{suffix}",
+                SITES,
+                lambda k=masked, p=asked: at_sites(experiment("moment", secure_aggregation=k, privacy=p)),
+            )
+        for method in (*SENDS_H, "moment") if not masked else ("fedavg", "moment"):
             yield (
                 f"{SITES} {method}, private parties{suffix}",
                 SITES,

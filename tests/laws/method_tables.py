@@ -15,7 +15,7 @@ METHODS = tuple(name for name in BETWEEN_PARTIES if "local_steps" in EVERY[name]
 
 ASYNCHRONOUS = tuple(name for name in METHODS if EVERY[name].traits.asynchronous)
 ONE_SHOT = tuple(name for name in METHODS if EVERY[name].is_one_shot)
-SENDS_H = private_methods("party")
+SENDS_H = tuple(name for name in private_methods("party") if name in METHODS)
 INIT_MODES = {name: EVERY[name].parameters["init_mode"].names for name in METHODS}
 LOCAL_STEPS = {name: EVERY[name].value("local_steps", {}) for name in METHODS}
 

@@ -39,7 +39,15 @@ from partsong.methods.privacy_request import PartyPrivacy, RowPrivacy
 from partsong.methods.private import party_private, row_private
 from partsong.methods.secure_sketched import SketchedSums
 from partsong.methods.two_stage import exact_after
-from partsong.privacy.exposure import LIMITS, Exposure, PartyExposure, Support, directions_after, directions_of
+from partsong.privacy.exposure import (
+    LIMITS,
+    Exposure,
+    PartyExposure,
+    Support,
+    counted,
+    directions_after,
+    directions_of,
+)
 from partsong.sketch.kinds import Gaussian
 
 
@@ -202,12 +210,13 @@ def test_more_numbers_than_values_leave_no_open_way_for_sparse_rows(n, m, rounds
 # ---- words ------------------------------------------------------------------------------------------------------
 
 SENDS_SUMS = ("exact", "fnmf", "game")
+MOMENT = build("moment", 3)
 TABLES = [np.random.default_rng(5).random((n, 9)) + 0.1 for n in (60, 40, 50)]
 
 
 def fitted(method, rounds, tables=TABLES, **settings):
     settings = {"tol": 0, "random_state": 1, **settings}
-    if method not in ("exact", "game"):
+    if method not in ("exact", "game", "moment"):
         settings |= {"local_steps": 2}
     return FederatedNMF(2, method=method, rounds=rounds, **settings).fit(tables)
 
@@ -235,7 +244,34 @@ def test_the_word_is_bounded_with_noise_for_parties(method):
 
 @pytest.mark.parametrize("rounds", [1, 40])
 def test_the_word_is_bounded_with_noise_for_rows_in_any_number_of_rounds(rounds):
-    assert fitted("exact", rounds, privacy=RowPrivacy(3.0, row_bound=3.0)).exposure_ is Exposure.BOUNDED
+    privacy = RowPrivacy(3.0, row_bound=3.0, mechanism="rounds")
+    assert fitted("exact", rounds, privacy=privacy).exposure_ is Exposure.BOUNDED
+
+
+@pytest.mark.parametrize("mechanism", ["moment", "centred", "hybrid"])
+def test_the_word_is_bounded_with_noise_in_the_moment_of_rows(mechanism):
+    privacy = RowPrivacy(3000.0, row_bound=3.0, mechanism=mechanism)
+    assert fitted("moment", 1, privacy=privacy).exposure_ is Exposure.BOUNDED
+
+
+@pytest.mark.parametrize("n", [60, 6000])
+def test_the_word_is_rows_for_a_moment_without_noise_of_any_number_of_rows(n):
+    """It determines XᵀX at once, so that all rows are counted; masks and a limit by their number change nothing."""
+    draw = np.random.default_rng(5)
+    model = fitted("moment", 1, [draw.random((n, 9)) + 0.1 for _ in range(3)])
+    assert model.exposure_ is Exposure.ROWS
+    assert {one.directions for one in model.exposures_.values()} == {n}
+    assert {one.max_exchanges for one in model.exposures_.values()} == {0}
+    support = Support(n, n, float(n))
+    for limit in LIMITS[:-1]:
+        assert support.max_directions(limit) < counted(directions_after(MOMENT, 1, 3), n)
+
+
+def test_directions_of_a_moment_are_those_of_the_uploads_that_were_recorded():
+    _, _, exchanges = recorded(MOMENT, TABLES, 3)
+    counts = [sum(directions_of(MOMENT, model) for model, _ in of_party(exchanges[:t], "p01")) for t in range(4)]
+    assert counts == [directions_after(MOMENT, t, len(TABLES)) for t in range(4)]
+    assert [counted(one, 40) for one in counts] == [0, 40, 40, 40]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -493,6 +529,9 @@ SIZES = {
     "d": 6,  # ⌈m/10⌉
     "e": 13,  # ⌈Σn/10⌉
     "g": 4 * K,
+    "t": M * (M + 1) // 2,
+    "c": M + 1,
+    "b": 7 * M,  # of 7 buckets
 }
 NEARLY, ROUGHLY = 0.1, 0.5
 EQUALLY_FAST = Durations({"p0": 1.0, "p1": 1.0, "p2": 1.0})
@@ -512,8 +551,22 @@ class Case:
         return isinstance(self.engine, Asynchronous)
 
 
+def moment_case(rounds: int, privacy: Any) -> Case:
+    return Case(privacy.program(build("moment", K), 1, len(ROWS), False, M), rounds)
+
+
+def of_rows(**settings: Any) -> RowPrivacy:
+    return RowPrivacy(1.0, row_bound=1.0, **settings)
+
+
 CASES = {
     "exact": Case(build("exact", K, local_steps=5)),
+    "moment": Case(build("moment", K)),
+    "row-moment": moment_case(1, of_rows(mechanism="moment")),
+    "row-buckets": moment_case(1, of_rows(mechanism="moment", buckets=7)),
+    "row-centred": moment_case(2, of_rows(mechanism="centred")),
+    "row-hybrid": moment_case(4, of_rows(mechanism="hybrid")),
+    "party-moment": moment_case(1, PartyPrivacy(1.0)),
     "row-private": Case(row_private(K, epsilon=1.0, row_bound=1.0, rounds=3)),
     "party-private": Case(party_private(build("fedavg", K, local_steps=10), epsilon=1.0, delta=1e-5, rounds=3)),
     "then-exact": Case(exact_after(build("fedavg", K, local_steps=10), 2), 4),
@@ -587,7 +640,7 @@ def messages(recipe: str) -> list[Any]:
     return [message for done in recorded_case(recipe) for _, _, message in done.traffic]
 
 
-WITH_NOISE = {"row-private", "party-private"}
+WITH_NOISE = {"row-private", "row-moment", "row-buckets", "row-centred", "row-hybrid", "party-private", "party-moment"}
 """Rows about methods with `privacy=…`."""
 
 

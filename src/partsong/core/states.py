@@ -35,6 +35,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "solvers.normal_equations": ("update-rule.memory",),
     "solvers.update_rules": ("squared-error.momentum",),
     "solvers.revival": ("squared-error.trial",),
+    "solvers.second_moment": ("moment.spectrum",),
     "solvers.squared_error": ("squared-error.rows", "squared-error.columns"),
     "secure_aggregation.client": (
         "secure.client",
@@ -62,6 +63,7 @@ STATES_BY_MODULE: dict[str, tuple[str, ...]] = {
     "methods.fedlda": ("fedlda.party", "fedlda.server"),
     "methods.fednmf": ("fednmf.party", "fednmf.server"),
     "methods.game": ("game.party", "game.server"),
+    "methods.moment": ("moment.party", "moment.server"),
     "methods.private": ("private.averaging-party", "private.sums-party", "private.sums-server"),
     "methods.two_stage": ("two-stage.party", "two-stage.server"),
     "methods.secure_sketched": (

@@ -460,8 +460,8 @@ def _require_private_method(privacy: Privacy, method: str, secure_aggregation: A
     if isinstance(privacy, RowPrivacy):
         if "row" not in methods.method(method).privacy:
             raise ParameterError(
-                f"RowPrivacy needs method={' or '.join(private_methods('row'))!r}, which sends sums over rows; the "
-                f'method is "{method}". Use that method, or PartyPrivacy.',
+                f"RowPrivacy needs method={' or '.join(map(repr, private_methods('row')))}, which send sums over rows; "
+                f"the method is {method!r}. Use one of these, or PartyPrivacy.",
                 parameter="method",
             )
         if unsupported := [name for name in options if name != "init_mode"]:

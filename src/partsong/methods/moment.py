@@ -490,7 +490,7 @@ class MomentProgram(ProgramBase):
         return ALL_ROWS if is_first else self.rank
 
     def directions_after(self, exchanges: int, parties: int) -> int:
-        return ALL_ROWS if exchanges else 0
+        return ALL_ROWS + (exchanges - self.first_exchanges) * self.rank if exchanges else 0
 
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]:
         m = layout.n_features

@@ -25,7 +25,7 @@ from partsong.methods.table import Entry
 
 TABLE_FILE = Path(__file__).with_name("table.py")
 
-FIRST = ("exact", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "two_stage", "fednmf", "fedlda")
+FIRST = ("exact", "moment", "fnmf", "averaging", "secure_sketched", "dsanls", "game", "two_stage", "fednmf", "fedlda")
 """Order of modules on the page."""
 
 K, M, N, PARTICIPANTS = 7, 1009, 5003, 3
@@ -39,6 +39,7 @@ DIMENSIONS: Mapping[int, Dim] = {
     -(-N // 10): "⌈n/10⌉",
     -(-M // PARTICIPANTS): "⌈m/N⌉",
     M + K + 1: "m + k + 1",
+    M * (M + 1) // 2: "m (m + 1) / 2",
 }
 
 BEFORE_THE_TABLE = "TABLE: dict[str, Entry] = {"

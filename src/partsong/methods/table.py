@@ -27,6 +27,11 @@ TABLE: dict[str, Entry] = {
         tasks=("parties", "texts", "ranks"),
         pooled_name="nmf",
     ),
+    "moment": Entry(
+        "partsong.methods.moment",
+        "Parties send XᵀX once; the server computes H from it, and two exact rounds finish.",
+        (),
+    ),
     "fnmf-local": Entry(
         "partsong.methods.fnmf",
         "Parties iterate for long local phases; the server matches their components before averaging.",
@@ -183,11 +188,6 @@ TABLE: dict[str, Entry] = {
         (),
         tasks=("texts",),
         pooled_name="lda",
-    ),
-    "moment": Entry(
-        "partsong.methods.moment",
-        "Parties send XᵀX once; the server computes H from it, and two exact rounds finish.",
-        (),
     ),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partsong.attacks.transcript import transcript
-from partsong.core.interfaces import Layout, Schedule, Shard
+from partsong.core.interfaces import Layout, Schedule, Shard, Traits
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
@@ -133,8 +133,8 @@ def test_a_folder_is_overwritten_only_when_asked(folder, rows):
 def test_what_was_spent_is_not_thrown_away(folder, rows):
     """A run with accounts in its checkpoint is resumed, or its folder left alone."""
     fit(folder, rows, 1)
-    spending = PrivacyTracker(Release("gaussian", 2.0, "party", "replace"))
-    spending.start_round("abc")
+    spending = PrivacyTracker(Traits(release=Release("gaussian", 2.0, "party", "replace")))
+    spending.start_round("abc", 0)
     save_run(folder.path / "checkpoint", replace(folder.load(), spent=spending.accounts.to_json()))
     with pytest.raises(FileError, match="privacy accounts"):
         fit(folder, rows, 1, overwrite=True)
