@@ -21,8 +21,8 @@ from scipy.sparse.linalg import eigsh
 from partsong import kernels
 from partsong.core.states import state
 
-PASSES, STEPS = 80, 50
-"""Passes of coordinate descent over S, and multiplicative steps on M."""
+PASSES, EXACT_PASSES, STEPS = 80, 300, 50
+"""Passes of coordinate descent over S, with and without noise, and multiplicative steps on M."""
 DENSE_SIDE = 2000
 """Up to this side all eigenvalues are computed; beyond it the largest ones, by Lanczos iteration."""
 FIRST_DIRECTIONS, MAX_DIRECTIONS = 64, 1024
@@ -42,6 +42,7 @@ class Spectrum:
     values: Any
     vectors: Any
     visible: int
+    is_exact: bool = False
 
     def plus(self, direction: Any) -> Spectrum:
         """The spectrum with direction · directionᵀ added; still a factorization of the sum, no longer orthogonal."""
@@ -62,7 +63,7 @@ def shrink(matrix: Any, edge: float) -> Spectrum:
     visible = int(above.sum())
     if visible:
         values, vectors = values[above], vectors[:, above]
-        return Spectrum(np.sqrt(values**2 - edge**2), vectors, visible)
+        return Spectrum(np.sqrt(values**2 - edge**2), vectors, visible, edge == 0)
     return Spectrum(np.maximum(values[:1], TINY), vectors[:, :1], 0)
 
 
@@ -109,7 +110,7 @@ def factorize(spectrum: Spectrum, Ht: Any) -> Any:
     Ht = np.array(Ht, np.float64)
     S = np.maximum((spectrum.vectors * np.sqrt(spectrum.values)) @ spectrum.vectors.T, 0.0)
     sweep, W = kernels.of(S).sweep, np.array(Ht)
-    for _ in range(PASSES):
+    for _ in range(EXACT_PASSES if spectrum.is_exact else PASSES):
         W = sweep(W, Ht.T @ Ht, S @ Ht, 1)
         Ht = sweep(Ht, W.T @ W, S @ W, 1)
     H = _fit_moment(spectrum, W.T @ W, np.ascontiguousarray(Ht.T))
