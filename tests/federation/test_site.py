@@ -102,6 +102,19 @@ def test_phases_are_answered_in_order(tmp_path):
         assert code_of(site.answer(replace(request, nonce=nonce).to_bytes())) == "out-of-turn"
 
 
+@pytest.mark.parametrize("mechanism", ["centred", "hybrid"])
+def test_an_exchange_is_charged_for_what_its_model_asks_for(tmp_path, mechanism):
+    """The costs of exchanges differ: a model of another one would be answered for the price of this one."""
+    asked = {"epsilon": 3.0, "row_bound": 1.0, "unit": "row", "mechanism": mechanism}
+    federation = Federation(tmp_path, Experiment("exact", 3, 2, privacy=asked), build=noisy_plan)
+    done = recorded(federation, 2)
+    [first, second] = [Request.from_bytes(request) for request, _ in of_kind(done, "east", Kind.WORK)]
+    again = replace(first, nonce=replace(second.nonce, attempt=1), note=second.note)
+    serial = federation.site("east").ledger.serial
+    assert code_of(federation.site("east").answer(again.to_bytes())) == "protocol"
+    assert federation.site("east").ledger.serial == serial
+
+
 def test_a_new_attempt_is_a_new_charged_release(in_the_open):
     federation, asked = in_the_open
     request = Request.from_bytes(of_kind(asked, "east", Kind.WORK)[0][0])

@@ -105,6 +105,26 @@ def test_no_party_changes_more_than_its_clip(X, clip):
     assert replace(moment, noise=replace(moment.noise, relation="replace")).sensitivity == 2 * clip
 
 
+def test_a_party_at_its_clip_is_not_above_it():
+    """By exact arithmetic: sums of floats may be a little smaller than what they are sums of."""
+    moment = MomentOfParty(1.0, Noise(1.0, "zero-out", protects="party"))
+    for seed in range(20):
+        triangle = moment.of(rows(300, 40, seed) * 10.0**seed)
+        at = set(diagonal_places(40).tolist())
+        squares = sum(int(one) ** 2 * (1 if i in at else 2) for i, one in enumerate(triangle))
+        assert squares <= Fraction(moment.clip / moment.unit) ** 2
+        assert squares > 0.999 * float(moment.clip / moment.unit) ** 2
+
+
+@pytest.mark.parametrize("size", [2.7e-162, 1e-160, 1e-151, 1e-149, 5e-324, 1e160])
+def test_rows_of_extreme_length_have_a_direction_or_none(size):
+    """Where squares underflow or overflow; without hundreds of millions of attempts to shorten the row."""
+    mean = MeanOfDirections(Noise(1.0))
+    found = mean.quantize(np.array([[size, size, 0.0]])) * mean.unit
+    assert np.linalg.norm(found) <= 1
+    assert found.any() == (1e-150 < size < 1e150)
+
+
 # --- whole numbers ---------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +312,29 @@ def test_a_crafted_centre_is_refused_without_a_look_at_the_rows():
         model = Message({"centre": centre, "count": np.ones(1), "stage": np.array([1], np.int16)})
         with pytest.raises(error, match="nothing was computed"):
             made.local(held, state, model)
+
+
+@pytest.mark.parametrize("mechanism", ["centred", "hybrid"])
+def test_a_release_whose_cost_differs_is_not_repeated(mechanism):
+    """After an interrupted first exchange: a second mean or moment would cost more than the budget."""
+    made, held = program(mechanism), shards()[0]
+    model = made.start_server(Layout(("p0",), 9, 1))[1]
+    state = replace(made.start_party(held, Layout(("p0", "p1"), 9, 1)), releases=1)
+    with pytest.raises(BudgetSpent, match="exchange 1 already"):
+        made.local(held, state, model)
+
+
+@pytest.mark.parametrize("stage", [None, np.array([-1], np.int16), np.array([0.5]), np.array([0, 0], np.int16)])
+def test_a_model_of_no_exchange_is_refused_without_a_look_at_the_rows(stage):
+    made, held = program("centred"), shards()[0]
+    state = made.start_party(held, Layout(("p0", "p1"), 9, 1))
+    with pytest.raises(PartyError, match="which exchange"):
+        made.local(held, state, Message({} if stage is None else {"stage": stage}))
+
+
+def test_laplace_noise_for_the_moment_of_a_party_is_refused():
+    with pytest.raises(CompositionError, match="Gaussian noise only"):
+        PartyPrivacy(1.0, kind="laplace").program(PLAIN, 10, 3, False)
 
 
 def test_a_secure_sum_that_could_overflow_is_refused_before_anything_is_sent():

@@ -552,7 +552,8 @@ class ProgramBase:
 
     Programs derive from it and override what differs. `directions` is the number of linear combinations of rows in the
     upload that answers a model (None: any), `directions_after` the number in all uploads of one party; both are 0 if
-    uploads are not linear combinations of rows.
+    uploads are not linear combinations of rows. `exchange_of` is the exchange that a model asks for, where the model
+    says so and the cost of an upload depends on it.
     """
 
     __slots__ = ()
@@ -565,6 +566,10 @@ class ProgramBase:
     def turn(self, model: Message) -> Turn:
         """Position of a model among the exchanges of a round."""
         return ONE_EXCHANGE
+
+    def exchange_of(self, model: Message) -> int | None:
+        """Index of the exchange that a model asks for; None: models do not say."""
+        return None
 
     def exchanges(self, rounds: int, n_parties: int) -> int:
         """Number of exchanges in this many rounds."""
@@ -616,6 +621,7 @@ class Program(Protocol):
     def metrics(self, server: State) -> Mapping[str, float]: ...
     def upload_spec(self, layout: Layout) -> tuple[Mapping[str, ArraySpec], ...]: ...
     def turn(self, model: Message) -> Turn: ...
+    def exchange_of(self, model: Message) -> int | None: ...
     def exchanges(self, rounds: int, n_parties: int) -> int: ...
     def is_over(self, server: State) -> bool: ...
     def directions(self, model: Message | None) -> int: ...

@@ -369,6 +369,9 @@ class MomentProgram(ProgramBase):
     def exchanges(self, rounds: int, n_parties: int) -> int:
         return self.first_exchanges + self.later_rounds
 
+    def exchange_of(self, model: Message) -> int:
+        return _stage(model)
+
     def turn(self, model: Message) -> Turn:
         at, first = _stage(model), self.first_exchanges
         return Turn(at, first, ends_round=at + 1 == first) if at < first else Turn()
@@ -419,6 +422,11 @@ class MomentProgram(ProgramBase):
             )
         if at >= self.first_exchanges:
             return self._later(shard, party, model)
+        if most is not None and party.releases > at:
+            raise BudgetSpent(
+                f"Party {shard.name!r} may have sent its answer to exchange {at + 1} already, and its privacy budget "
+                "covers one. Nothing was computed or sent. Start a new run with a budget of its own."
+            )
         source = system_source if self.source is None else self.source(shard.name, party.releases)
         try:
             sent = self.statistic.upload(at, to_values(shard.matrix), model, source)
@@ -527,7 +535,11 @@ def _model(arrays: Mapping[str, Array], stage: int) -> Message:
 
 
 def _stage(model: Message) -> int:
-    return int(np.asarray(kernels.of(model[STAGE]).to_numpy(model[STAGE]))[0])
+    """The exchange that a model asks for; the check does not use the party's data."""
+    values = np.asarray(kernels.of(model[STAGE]).to_numpy(model[STAGE])) if STAGE in model.arrays else np.empty(0)
+    if values.shape != (1,) or values.dtype.kind not in "iu" or values[0] < 0:
+        raise PartyError("The model from the server does not say which exchange it is for; nothing was computed.")
+    return int(values[0])
 
 
 @method("moment", privacy=("row", "party"), rounds=1)

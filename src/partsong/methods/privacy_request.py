@@ -91,6 +91,10 @@ class PartyPrivacy:
     ) -> PrivateAveraging | MomentProgram:
         """Return `plain` with noise for this number of rounds; for the method "moment", one noisy release."""
         if isinstance(plain, MomentProgram):
+            if self.kind != "gaussian":
+                raise CompositionError(
+                    f'method="moment" releases with Gaussian noise only; got kind={self.kind!r}. Use kind="gaussian".'
+                )
             multiplier, _ = calibrate_noise(self, self.kind, 1)
             noise = Noise(multiplier, self.relation, protects="party")
             bound = exact_sum_bound(n_parties) if is_masked else EXACT_SUM_BOUND

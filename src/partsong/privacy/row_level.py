@@ -29,6 +29,8 @@ MAX_ROWS = 1 << 26
 SHRINK = 1 - 2.0**-40
 
 COUNT_UNIT = 2.0**-20
+SHORTEST = 1e-150
+"""Rows below it have no direction: their squares underflow, so that their length is not known."""
 SWEEPS = 30
 MODEL_UNIT = 2.0**-24
 """Parties round H to this unit: products of whole numbers have no rounding error, for any other rows in the block."""
@@ -147,7 +149,8 @@ def _as_c_order(values: Any) -> Any:
 def bounded_rows(X: Any, bound: float, unit: float, *, is_signed: bool = False, is_unit: bool = False) -> Any:
     """Rows (dense or sparse) as whole multiples of `unit`, none longer than `bound`; each from itself alone.
 
-    Longer rows are scaled down to the bound; with `is_unit`, shorter ones are scaled up to it, except zeros.
+    Longer rows are scaled down to the bound; with `is_unit`, shorter ones are scaled up to it, except those below
+    SHORTEST, which become zero.
     """
     is_sparse = sparse.issparse(X)
     if np.ndim(X) != 2:
@@ -161,7 +164,7 @@ def bounded_rows(X: Any, bound: float, unit: float, *, is_signed: bool = False, 
     owner = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr)) if is_sparse else None
     with np.errstate(over="ignore"):  # a row too long to be measured becomes zero
         lengths = np.sqrt(_squares(values, owner, rows.shape[0]))
-    least = np.where(lengths > 0, lengths, 1.0) if is_unit else np.maximum(lengths, bound)
+    least = np.where(lengths > SHORTEST, lengths, np.inf) if is_unit else np.maximum(lengths, bound)
     factor = bound / least / unit
     limit = (bound / unit) ** 2
     whole = np.rint(_scaled(values, factor, owner))

@@ -61,6 +61,9 @@ class RoundHandler:
             raise RequestRefused(
                 "out-of-turn", f"The sum of round {at[0]}, attempt {at[1]}, does not start with phase {phase}."
             )
+        if self.plan.program.exchange_of(request.body) not in (None, at[0]):
+            # else another exchange than this one would be charged
+            raise RequestRefused("protocol", f"The model in the request of round {at[0]} is for another exchange.")
         self.policy_checker.exposure_limit.require_upload(self.plan, request, self.started)
         handler = self._synchronize(request, at)
         context, cohort = handler._context(request, participants)
