@@ -250,11 +250,12 @@ class MomentOfBuckets:
         """The sums over the rows of X, in whole units (int64, l m numbers), without noise."""
         m = X.shape[1]
         B, total = self.assignment(m), np.zeros((self.buckets, m), np.int64)
+        member, scale = (B > 0).astype(np.float64), B.max(axis=0).toarray().ravel() * self.row_unit
         for start in range(0, X.shape[0], BLOCK):
             rows = bounded_rows(X[start : start + BLOCK], self.bound, self.row_unit)
-            sums = rows @ B
-            dense = sums.toarray() if sparse.issparse(sums) else np.asarray(sums)
-            short = bounded_rows(dense * self.row_unit, self.bucket_bound(m), self.bucket_unit(m))
+            sums = rows @ member  # of whole numbers, and so exact: y depends on its own row alone, to the last bit
+            dense = sums.toarray() if sparse.issparse(sums) else np.ascontiguousarray(sums)
+            short = bounded_rows(dense * scale, self.bucket_bound(m), self.bucket_unit(m))
             product = rows.T @ short
             total += np.asarray(product).T.astype(np.int64)
         return total.ravel()
