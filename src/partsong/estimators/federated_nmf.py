@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,9 +54,10 @@ from partsong.estimators.validation import (
     stop_of,
     whole_seed,
 )
-from partsong.methods.moment import SLACK, MomentProgram, verdict
+from partsong.methods.moment import MomentProgram, bound_verdict, is_invention, verdict
 from partsong.methods.privacy_request import (
     Privacy,
+    PrivacyPlan,
     RowPrivacy,
     build_secure_sum,
     privacy_from_dict,
@@ -210,7 +213,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     random_state : int, RandomState, Generator or None, default=None
         As in `NMF`; also the source of all parties' secrets.
     verbose : int, default=0
-        1 shows progress on standard error.
+        1 shows progress on standard error; with privacy, first what to expect of it.
     dtype : {"float32", "float64"} or None, default=None
         Number type of the computation. With None, one float64 party makes all parties compute in float64.
     n_jobs : int or None, default=None
@@ -257,7 +260,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     visible_directions_ : int or None
         With a private second moment: how many directions are visible above the noise.
     components_by_rank_ : dict of int to ndarray
-        With a list of ranks: H (k × m) of each, from the same release.
+        With a list of ranks: H (k × m) of each, from the same release; `at_rank(k)` is the model of one.
+    forecast_ : Forecast or None
+        With a private second moment: what public numbers say of it.
     simulated_ : tuple of str
         With privacy: quantities that only this simulation knows and that no party would release. None of them
         influences `components_` or files written by `save`.
@@ -397,6 +402,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         with graceful_interrupt() as interrupts:
             seed = folder.settings().get("seed") if folder is not None and resume else None
             job = self._prepare(X, names, parties, seed=seed, record=record)
+            self._announce(job.fit)
             job.training.interrupts = interrupts
             if folder is not None:
                 change = MAY_CHANGE if self.privacy is None else MAY_CHANGE - {"rounds"}
@@ -426,6 +432,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         caller spends between rounds, and before the first, counts neither in `history_` nor against `time_budget`.
         """
         job = self._prepare(X, names, parties)
+        self._announce(job.fit)
         return self._reports(job, time.perf_counter())
 
     def fit_transform(self, X: Any, y: Any = None, *, names: Any = None, parties: Any = None) -> Any:
@@ -536,6 +543,11 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
                 f'got method={self.method!r}. Use method="game", or impute missing cells.',
                 parameter="missing",
             )
+        is_moment = self.method == "moment" or (
+            isinstance(self.privacy, RowPrivacy) and self.privacy.mechanism in ("auto", "moment", "centred")
+        )
+        if self._ranks and (self.privacy is None or not is_moment):
+            raise self._several_ranks_error()
         require_verbosity(self.verbose)
         if self.n_jobs not in (None, -1):
             whole_number("n_jobs", self.n_jobs, " (None or -1: one per core)")
@@ -618,23 +630,47 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def _protected(self, program: Program, n_parties: int, n_features: int) -> tuple[Program, PrivacyTracker | None]:
         """The program with the requested noise, and the privacy accounts if it has noise."""
         if self.privacy is not None:
-            program = self.privacy.program(
-                program, self._rounds(), n_parties, bool(self.secure_aggregation), n_features
-            )
+            hides, several = bool(self.secure_aggregation), bool(self._ranks)
+            program = self.privacy.program(program, self._rounds(), n_parties, hides, n_features, one_release=several)
         traits = program.traits
+        if isinstance(program, MomentProgram):
+            program.require_memory(n_features)
         if self._ranks:
             if not isinstance(program, MomentProgram) or traits.release is None:
-                raise ParameterError(
-                    f"n_components={self.n_components!r}: several ranks can be tried on one private release of a "
-                    'second moment only. Pass one rank, or RowPrivacy(…, mechanism="moment").',
-                    parameter="n_components",
-                )
+                raise self._several_ranks_error()
             program = replace(program, ranks=self._ranks)
         if traits.release is None:
             return program, None
         if self.privacy is None:
             return program, PrivacyTracker(traits)
         return program, PrivacyTracker(traits, self.privacy.delta, self.privacy.spent)
+
+    def _several_ranks_error(self) -> ParameterError:
+        return ParameterError(
+            f"n_components={self.n_components!r}: several ranks can be tried on one private release of a second moment "
+            'only. Pass one rank, or RowPrivacy(…, mechanism="moment").',
+            parameter="n_components",
+        )
+
+    def privacy_plan(self, fit: FederatedFit) -> PrivacyPlan | None:
+        """Return what a private fit will do, and what to expect of it, from public numbers alone; None without
+        privacy.
+        """
+        if self.privacy is None:
+            return None
+        one_release, m = bool(self._ranks) or self.method == "moment", fit.shards[0].matrix.shape[1]
+        hides = bool(self.secure_aggregation)
+        return self.privacy.plan(fit.program.rank, len(fit.shards), hides, m, one_release=one_release)
+
+    def _announce(self, fit: FederatedFit) -> None:
+        """Say what to expect before anything is spent; warn where that is less than the components asked for."""
+        plan = self.privacy_plan(fit)
+        if plan is None:
+            return
+        if plan.is_too_little(fit.program.rank):
+            warnings.warn(str(plan.forecast), InvisibleComponents, stacklevel=3)
+        elif self.verbose and str(plan):
+            sys.stderr.write(f"{plan}\n")
 
     def _prepare(self, X: Any, names: Any, parties: Any, *, seed: int | None = None, record: bool = False) -> FitJob:
         """Validate everything before the first round; a resumed run keeps its seed."""
@@ -757,6 +793,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             privacy_report_=None if spending is None else {**spending.to_dict(), **released},
             visible_directions_=released.get("visible_directions"),
             components_by_rank_=by_rank,
+            forecast_=None if (plan := self.privacy_plan(fit)) is None else plan.forecast,
             simulated_=SIMULATION_ONLY if spending is not None else (),
         )
         job.observer.end(training, result)
@@ -769,12 +806,42 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if not isinstance(program, MomentProgram) or fit.spending is None or server is None or server.spectrum is None:
             return {}, {}
         shown, rank = program.report(server), len(result.H)
-        visible = shown["visible_directions"]
-        sentence = verdict(visible, rank)
-        if rank > visible + SLACK:
+        sentence = self._verdict(shown, rank)
+        if is_invention(shown["visible_directions"], rank):
             warnings.warn(sentence, InvisibleComponents, stacklevel=4)
         by_rank = {one: program.components_at(server, one) for one in self._ranks}
         return {**shown, "verdict": sentence}, by_rank
+
+    def _verdict(self, report: Mapping[str, Any], rank: int) -> str:
+        """What a release says of a model of this rank, and of the row bound."""
+        found = verdict(report["visible_directions"], rank)
+        of_bound = bound_verdict(report, self.privacy.n_rows) if isinstance(self.privacy, RowPrivacy) else ""
+        return f"{found} {of_bound}".rstrip()
+
+    def at_rank(self, rank: int) -> FederatedNMF:
+        """Return this model with another of the ranks that were asked for, from the same private release.
+
+        Nothing more is spent. Attributes that need rows, such as `relative_error_`, are NaN.
+        """
+        check_is_fitted(self)
+        if rank not in self.components_by_rank_:
+            known = ", ".join(map(str, self.components_by_rank_)) or "none"
+            raise ParameterError(
+                f"rank must be one of the ranks of this fit ({known}); got {rank!r}. Pass a list of ranks as "
+                "n_components.",
+                parameter="rank",
+            )
+        if rank == len(self.components_):
+            return self
+        chosen, H = copy(self), self.components_by_rank_[rank].astype(self.components_.dtype)
+        chosen.components_, chosen.n_components_ = H, rank
+        chosen.component_shares_ = np.full(rank, math.nan)
+        chosen.relative_error_ = chosen.explained_variance_ = math.nan
+        chosen.party_components_ = dict.fromkeys(self.parties_, H)
+        chosen.alignments_ = {name: np.eye(rank) for name in self.parties_}
+        assert self.privacy_report_ is not None
+        chosen.privacy_report_ = {**self.privacy_report_, "verdict": self._verdict(self.privacy_report_, rank)}
+        return chosen
 
     def _set_fitted(self, columns: Mapping[str, Any], **attributes: Any) -> None:
         """Set all fitted attributes and remove those of an earlier fit."""

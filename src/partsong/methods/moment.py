@@ -49,7 +49,9 @@ from partsong.privacy.second_moment import (
     MomentOfBuckets,
     MomentOfParty,
     MomentOfRows,
+    diagonal_places,
     noise_edge,
+    side_of,
     symmetric_matrix,
     triangle_of,
 )
@@ -60,6 +62,8 @@ from partsong.solvers.update_rules import CoordinateDescent
 
 SLACK = 2
 """Components beyond the visible directions that may still mean something."""
+LOOSE, TIGHT = 0.25, 0.9
+"""Shares of the energy that the row bound allows: below the first it is too large, above the second it cuts all."""
 STAGE = "stage"
 """The array of a model that says which exchange it belongs to."""
 BYTES_PER_ENTRY = 32
@@ -72,7 +76,8 @@ class Statistic(Protocol):
     """What parties send before there is a model, and the spectrum that follows from the sums.
 
     `upload` answers exchange i; `finish` turns its sum into what the server keeps and broadcasts; after the last
-    exchange, `spectrum` is known. `releases` has the privacy cost of each exchange, None without noise.
+    exchange, `spectrum` is known. `releases` has the privacy cost of each exchange, None without noise. `energy`: the
+    trace of the moment in units of what one row (or party) adds at most, and the standard deviation of its noise.
     """
 
     @property
@@ -85,6 +90,7 @@ class Statistic(Protocol):
     def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any: ...
     def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]: ...
     def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum: ...
+    def energy(self, total: Any, parties: float) -> tuple[float, float] | None: ...
     def largest_row(self, exchange: int, m: int) -> float: ...
     def widest_noise(self, exchange: int, m: int) -> float: ...
 
@@ -111,6 +117,9 @@ class ExactMoment:
 
     def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
         return shrink(symmetric_matrix(np.asarray(total, np.float64), 1.0), 0.0)
+
+    def energy(self, total: Any, parties: float) -> None:
+        return None
 
     def largest_row(self, exchange: int, m: int) -> float:
         return 0.0
@@ -149,6 +158,9 @@ class NoisyMoment:
         sigma = self.moment.noise.total(self.moment.sigma, parties)
         return shrink(matrix, noise_edge(sigma, len(matrix)))
 
+    def energy(self, total: Any, parties: float) -> tuple[float, float]:
+        return _energy(self.moment, total, parties)
+
     def largest_row(self, exchange: int, m: int) -> float:
         return self.moment.largest_row
 
@@ -186,6 +198,9 @@ class BucketedMoment:
         m = sums.shape[1]
         sigma = self.moment.noise.total(self.moment.sigma(m), parties)
         return from_buckets(sums * self.moment.unit(m), self.moment.assignment(m), sigma)
+
+    def energy(self, total: Any, parties: float) -> None:
+        return None
 
     def largest_row(self, exchange: int, m: int) -> float:
         return self.moment.bound * self.moment.bucket_bound(m) / self.moment.unit(m)
@@ -241,6 +256,9 @@ class CentredMoment:
             spread = Spectrum(spread.values[:0], spread.vectors[:, :0], 0)
         return spread.plus(centre)
 
+    def energy(self, total: Any, parties: float) -> tuple[float, float]:
+        return _energy(self.residual, total, parties)
+
     def largest_row(self, exchange: int, m: int) -> float:
         return 1 / self.mean.unit if exchange == 0 else self.residual.largest_row
 
@@ -249,13 +267,65 @@ class CentredMoment:
         return MAX_SIGMAS * part.sigma / math.sqrt(self.shares) / part.unit
 
 
+def _energy(moment: MomentOfRows | MomentOfParty, total: Any, parties: float) -> tuple[float, float]:
+    triangle, most = np.asarray(total), moment.bound**2 if isinstance(moment, MomentOfRows) else moment.clip
+    places = diagonal_places(side_of(triangle.size))
+    trace = float(triangle[places].astype(np.float64).sum()) * moment.unit
+    return trace / most, moment.noise.total(moment.sigma, parties) * math.sqrt(places.size) / most
+
+
+def is_invention(visible: int, rank: int) -> bool:
+    """Whether a model of this rank has more components than so many visible directions justify."""
+    return visible == 0 or rank > visible + SLACK
+
+
 def verdict(visible: int, rank: int) -> str:
     """What so many visible directions mean for a model of this rank."""
-    shown = format_count(visible, "direction")
-    head = f"{shown} {'is' if visible == 1 else 'are'} visible above the noise"
-    if rank <= visible + SLACK:
+    if visible == 0:
+        return (
+            "No direction is visible above the noise; the components are invention. Use a larger epsilon, or more data."
+        )
+    head = f"{format_count(visible, 'direction')} {'is' if visible == 1 else 'are'} visible above the noise"
+    if not is_invention(visible, rank):
         return f"{head}."
     return f"{head}; components beyond about {visible + SLACK} are invention. Use fewer, or a larger epsilon."
+
+
+def bound_verdict(report: Mapping[str, Any], n_rows: int | None) -> str:
+    """What the energy of a release says of the row bound, from the release and a public lower bound of the rows.
+
+    Empty where it says nothing: without an energy (buckets), or if it fits the bound.
+    """
+    if report.get("energy") is None:
+        return ""
+    energy, noise = report["energy"], report["energy_noise"]
+    if report["mechanism"] == "centred":
+        count = report["rows_counted"]
+        if energy + 3 * noise < LOOSE * count:
+            return "Rows are much closer to their mean direction than centre_radius. A smaller one has less noise."
+        if energy - noise > TIGHT * count:
+            return "Nearly all rows were cut to centre_radius. A larger one keeps more of them, with more noise."
+        return ""
+    if energy < 3 * noise:
+        return (
+            "The energy of the release is within its noise. Use a smaller row_bound if rows are shorter, or more rows."
+        )
+    if n_rows is None:
+        return (
+            f"The release has the energy of {energy:.0f} ± {noise:.0f} rows at the row bound. If there are many more "
+            "rows, a smaller row_bound has less noise."
+        )
+    if energy + 3 * noise < LOOSE * n_rows:
+        return (
+            f"The row bound is too large: the release has at most {(energy + 3 * noise) / n_rows:.2g} of the energy of "
+            f"{n_rows} rows at the bound. A smaller row_bound has less noise."
+        )
+    if energy - noise > TIGHT * n_rows:
+        return (
+            f"The release has the energy of {n_rows} rows at the row bound. If there are no more, nearly all were cut "
+            "to it, so that all have the same weight."
+        )
+    return ""
 
 
 def _checked_centre(values: Array, m: int) -> Any:
@@ -380,12 +450,23 @@ class MomentProgram(ProgramBase):
         self._require_room(shard, layout)
         return MomentPartyState(0, None if self.later is None else self.later.start_party(shard, layout))
 
+    def require_memory(self, n_features: int) -> None:
+        """Refuse a moment that is too large for this machine."""
+        needed, memory = BYTES_PER_ENTRY * n_features**2, physical_memory()
+        if isinstance(self.statistic, BucketedMoment) or memory is None or needed <= memory:
+            return
+        others = 'use buckets, or mechanism="rounds"' if self.releases else 'or use method="exact"'
+        raise ParameterError(
+            f"The second moment of {n_features} columns needs {needed / 2**30:.3g} GiB, but this machine has "
+            f"{memory / 2**30:.3g} GiB of memory. Select fewer columns by public knowledge, {others}.",
+            parameter="mechanism" if self.releases else "method",
+        )
+
     def _require_room(self, shard: Shard, layout: Layout) -> None:
         """Refuse moments too large for memory, shares without enough parties, and sums that could exceed the bound of
         secure aggregation.
         """
-        if not isinstance(self.statistic, BucketedMoment):
-            require_memory(layout.n_features)
+        self.require_memory(layout.n_features)
         shares = self.statistic.shares
         if len(layout.parties) < shares:
             raise CompositionError(
@@ -454,10 +535,11 @@ class MomentProgram(ProgramBase):
         if done < self.first_exchanges:
             shown = {**server.shown, **self.statistic.broadcast(at, total, parties)}
             return replace(server, exchanges=done, shown=shown), _model(shown, done)
-        spectrum = self.statistic.spectrum(total, parties, server.shown)
+        spectrum, energy = self.statistic.spectrum(total, parties, server.shown), self.statistic.energy(total, parties)
         start = server.Ht[:, : self._chosen_rank(spectrum.visible)]
         Ht = np.ascontiguousarray(factorize(spectrum, start).T)
-        server = replace(server, exchanges=done, Ht=Ht, spectrum=spectrum)
+        shown = {**server.shown, **({} if energy is None else {"energy": np.array(energy)})}
+        server = replace(server, exchanges=done, Ht=Ht, spectrum=spectrum, shown=shown)
         if self.later is None:
             return server, _model({"H": Ht.T}, done)
         inner, model = self.later.start_from(Ht)
@@ -481,9 +563,15 @@ class MomentProgram(ProgramBase):
         return factorize(server.spectrum, start[:, :rank])
 
     def report(self, server: MomentServerState) -> dict[str, Any]:
-        """What the release has shown, in plain data: post-processing."""
+        """What the release has shown, in plain data: post-processing. `energy` is in rows at the bound."""
         visible = None if server.spectrum is None else server.spectrum.visible
-        return {"mechanism": self.mechanism, "visible_directions": visible}
+        found: dict[str, Any] = {"mechanism": self.mechanism, "visible_directions": visible}
+        if "energy" in server.shown:
+            energy, noise = map(float, server.shown["energy"])
+            found |= {"energy": energy, "energy_noise": noise}
+        if "count" in server.shown:
+            found["rows_counted"] = float(server.shown["count"][0])
+        return found
 
     def metrics(self, server: MomentServerState) -> Mapping[str, float]:
         """The number of directions above the noise, post-processing of the release."""
@@ -516,18 +604,6 @@ MEANING = {
     ("moment", "int"): "X_pᵀX_p of bounded rows with noise, the upper triangle in integer units",
     ("mean", "int"): "Σ x/‖x‖ and the number of rows, with noise, in integer units",
 }
-
-
-def require_memory(n_features: int) -> None:
-    """Refuse a moment that is too large for this machine."""
-    needed, memory = BYTES_PER_ENTRY * n_features**2, physical_memory()
-    if memory is not None and needed > memory:
-        raise ParameterError(
-            f"The second moment of {n_features} columns needs {needed / 2**30:.3g} GiB, but this machine has "
-            f"{memory / 2**30:.3g} GiB of memory. Select fewer columns by public knowledge, use buckets, or "
-            'mechanism="rounds".',
-            parameter="mechanism",
-        )
 
 
 def _model(arrays: Mapping[str, Array], stage: int) -> Message:

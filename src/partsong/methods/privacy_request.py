@@ -22,7 +22,7 @@ from partsong.methods.moment import BucketedMoment, CentredMoment, MomentProgram
 from partsong.methods.private import EXACT_SUM_BOUND, MAX_SIGMAS, PrivateAveraging, PrivateSums, exact_sum_bound
 from partsong.privacy.accounting import Accounts, Budget, Ledger, Release, check_relation
 from partsong.privacy.calibration import noise_multiplier_for, rounds_within
-from partsong.privacy.forecast import MAX_COLUMNS, Forecast
+from partsong.privacy.forecast import HYBRID_TAU, MAX_COLUMNS, Forecast, guessed_shares
 from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MECHANISMS
 from partsong.privacy.second_moment import MeanOfDirections, MomentOfBuckets, MomentOfParty, MomentOfRows, Noise
 from partsong.privacy.spending import DEFAULT_DELTA
@@ -49,6 +49,22 @@ MAX_MULTIPLIER, MAX_FACTOR = 1e4, 100
 
 
 @dataclass(frozen=True, slots=True)
+class PrivacyPlan:
+    """What a private run will do: its mechanism (None: noisy H_p), why "auto" chose it, and a forecast, if any."""
+
+    mechanism: str | None
+    reason: str = ""
+    forecast: Forecast | None = None
+
+    def is_too_little(self, rank: int) -> bool:
+        """Whether the forecast is less than a model of this rank needs."""
+        return self.forecast is not None and (self.forecast.is_noise or (rank > 1 and self.forecast.is_mean))
+
+    def __str__(self) -> str:
+        return " ".join(part for part in ("" if self.forecast is None else str(self.forecast), self.reason) if part)
+
+
+@dataclass(frozen=True, slots=True)
 class PartyPrivacy:
     """(ε, δ)-differential privacy of all data of a party, over all rounds: each H_p is clipped and noised.
 
@@ -59,7 +75,8 @@ class PartyPrivacy:
     delta : float, default=1e-5
         Probability with which the guarantee may fail.
     clip : float, default=1.0
-        Largest distance of an H_p with rows of norm 1 from the model. It must not depend on the data.
+        Largest distance of an H_p with rows of norm 1 from the model, or for the method "moment" the largest norm of
+        X_pᵀX_p. It must not depend on the data.
     kind : {"gaussian", "laplace"}, default="gaussian"
         Noise mechanism; "laplace" clips and adds noise by the L1 norm.
     relation : {"replace", "zero-out"}, default="replace"
@@ -87,16 +104,18 @@ class PartyPrivacy:
         MECHANISMS[self.kind](self.clip, self.noise_multiplier or 1.0, self.relation)
 
     def program(
-        self, plain: Program, rounds: int, n_parties: int, is_masked: bool, n_features: int | None = None
+        self,
+        plain: Program,
+        rounds: int,
+        n_parties: int,
+        is_masked: bool,
+        n_features: int | None = None,
+        *,
+        one_release: bool = False,
     ) -> PrivateAveraging | MomentProgram:
         """Return `plain` with noise for this number of rounds; for the method "moment", one noisy release."""
         if isinstance(plain, MomentProgram):
-            if self.kind != "gaussian":
-                raise CompositionError(
-                    f'method="moment" releases with Gaussian noise only; got kind={self.kind!r}. Use kind="gaussian".'
-                )
-            multiplier, _ = calibrate_noise(self, self.kind, 1)
-            noise = Noise(multiplier, self.relation, protects="party")
+            noise = self._moment_noise()
             bound = exact_sum_bound(n_parties) if is_masked else EXACT_SUM_BOUND
             return MomentProgram(plain.rank, NoisyMoment(MomentOfParty(self.clip, noise)), sum_bound=bound)
         if not isinstance(plain, LocalAveraging):
@@ -106,6 +125,23 @@ class PartyPrivacy:
             )
         multiplier, most = calibrate_noise(self, self.kind, rounds)
         return PrivateAveraging(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)
+
+    def _moment_noise(self) -> Noise:
+        if self.kind != "gaussian":
+            raise CompositionError(
+                f'method="moment" releases with Gaussian noise only; got kind={self.kind!r}. Use kind="gaussian".'
+            )
+        return Noise(calibrate_noise(self, self.kind, 1)[0], self.relation, protects="party")
+
+    def plan(
+        self, rank: int, n_parties: int, is_masked: bool, n_features: int, *, one_release: bool = False
+    ) -> PrivacyPlan:
+        """Return the mechanism of a run and its forecast, for the method "moment" (`one_release`)."""
+        if not one_release:
+            return PrivacyPlan(None)
+        noise = self._moment_noise()
+        sigma = noise.total(MomentOfParty(1.0, noise).sigma, n_parties)
+        return PrivacyPlan("moment", "", Forecast(n_parties, n_features, sigma, self.epsilon, protects="party"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,44 +215,116 @@ class RowPrivacy:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.buckets is not None and self.mechanism != "moment":
             raise ParameterError(
-                f'buckets is for mechanism="moment"; got mechanism={self.mechanism!r}. Remove it.', parameter="buckets"
+                f'buckets needs mechanism="moment"; got mechanism={self.mechanism!r}. Use that one, or remove it.',
+                parameter="buckets",
             )
 
     def forecast(
-        self, n_features: int, n_parties: int = 1, *, is_masked: bool = False, n_rows: int | None = None
-    ) -> Forecast | None:
-        """Return what to expect, from public numbers alone; None if the number of rows is not known."""
-        n_rows = self.n_rows if n_rows is None else n_rows
-        if n_rows is None:
-            return None
-        multiplier, _ = calibrate_noise(self, "gaussian", 1)
-        noise = Noise(multiplier, self.relation, min_honest_parties(n_parties) if is_masked else 1)
-        sigma = noise.total(MomentOfRows(1.0, noise).sigma, n_parties)
-        return Forecast(n_rows, n_features, sigma, self.epsilon)
+        self,
+        n_features: int,
+        n_parties: int = 1,
+        *,
+        is_masked: bool = False,
+        n_rows: int | None = None,
+        mean_error: float | None = None,
+        pooled_error: float | None = None,
+        rank: int | None = None,
+    ) -> Forecast:
+        """Return what to expect of the first release, from public numbers alone, before anything is spent.
 
-    def resolved(self, rank: int, n_parties: int, is_masked: bool, n_features: int | None) -> str:
-        """The mechanism that "auto" stands for; refuses what the forecast says is only noise."""
+        With public guesses of `mean_error` and `pooled_error`, the relative errors of the mean profile alone and of a
+        pooled NMF of this `rank`, it says how many directions will be visible.
+        """
+        multiplier, _ = calibrate_noise(self, "gaussian", 1)
+        shares = min_honest_parties(n_parties) if is_masked else 1
+        guesses = (rank, mean_error, pooled_error)
+        guess: Any = None if None in guesses else guesses
+        if guess is None and guesses != (None, None, None):
+            raise ParameterError(
+                "mean_error, pooled_error and rank belong together. Pass all three, or none.", parameter="mean_error"
+            )
+        if guess is not None:
+            guessed_shares(n_features, *guess)
+
+        def sigma(share: float, sensitivity: float) -> float:
+            noise = Noise(multiplier / math.sqrt(share), self.relation, shares)
+            return noise.total(noise.scale(sensitivity), n_parties)
+
+        n_rows, replaced = self.n_rows if n_rows is None else n_rows, math.sqrt(2) if self.relation == "replace" else 1
+        asked: dict[str, Any] = {"n_rows": n_rows, "n_features": n_features, "epsilon": self.epsilon, "guess": guess}
+        if self.mechanism == "centred":
+            radius, mean = self.centre_radius**2, MeanOfDirections(Noise(1.0, self.relation)).sensitivity
+            asked["mean_noise"] = math.sqrt(n_features) * sigma(MEAN_SHARE, mean)
+            return Forecast(sigma=sigma(1 - MEAN_SHARE, replaced * radius), largest_share=min(1.0, radius), **asked)
+        share = HYBRID_SHARE if self.mechanism == "hybrid" else 1.0
+        return Forecast(sigma=sigma(share, replaced), buckets=self.buckets, **asked)
+
+    def plan(
+        self,
+        rank: int,
+        n_parties: int,
+        is_masked: bool,
+        n_features: int | None,
+        *,
+        one_release: bool = False,
+    ) -> PrivacyPlan:
+        """Return the mechanism of a run, with the reason if "auto" chose it, and its forecast.
+
+        "auto" refuses what the forecast says is only noise. `one_release`: it takes no noisy rounds, as for several
+        ranks.
+        """
         n_features = self.n_features if n_features is None else n_features
         forecast = None if n_features is None else self.forecast(n_features, n_parties, is_masked=is_masked)
         if self.mechanism != "auto":
-            return self.mechanism
-        if n_features is not None and n_features > MAX_COLUMNS:
-            return "rounds"
-        if forecast is None:
-            return "moment"
+            return PrivacyPlan(self.mechanism, "", None if self.mechanism == "rounds" else forecast)
+        if n_features is not None and n_features > MAX_COLUMNS and not one_release:
+            why = (
+                f"since {n_features} columns are more than {MAX_COLUMNS}; buckets, or fewer columns, allow one release"
+            )
+            return PrivacyPlan("rounds", f'Mechanism "auto" takes noisy rounds, {why}.', None)
+        moment = 'Mechanism "auto" takes one release of the second moment'
+        if forecast is None or forecast.n_rows is None:
+            why = "n_rows, a public lower bound of the number of rows, would let it choose and make a forecast"
+            return PrivacyPlan("moment", f"{moment}; {why}.", forecast)
         forecast.require(rank)
-        return forecast.mechanism
+        if forecast.mechanism == "moment":
+            return PrivacyPlan("moment", f"{moment}, since τ is at least {HYBRID_TAU}.", forecast)
+        if one_release:
+            return PrivacyPlan("moment", f"{moment}, from which all ranks follow.", forecast)
+        masked, hybrid = {"is_masked": is_masked}, replace(self, mechanism="hybrid")
+        why = f'Mechanism "auto" takes one release and {HYBRID_ROUNDS} noisy rounds, since τ is below {HYBRID_TAU}.'
+        return PrivacyPlan("hybrid", why, hybrid.forecast(forecast.n_features, n_parties, **masked))
 
     def program(
-        self, plain: Program, rounds: int, n_parties: int, is_masked: bool, n_features: int | None = None
+        self,
+        plain: Program,
+        rounds: int,
+        n_parties: int,
+        is_masked: bool,
+        n_features: int | None = None,
+        *,
+        one_release: bool = False,
     ) -> PrivateSums | MomentProgram:
         """Return the noisy program with the rank of `plain`; its other options are ignored.
 
-        `rounds` is for "rounds" only. `n_features`: the number of columns, if it is known already.
+        `rounds` is for "rounds" only. `n_features`: the number of columns, if it is known already. `one_release`:
+        "auto" takes no noisy rounds.
         """
         shares = min_honest_parties(n_parties) if is_masked else 1
         hidden: Any = {"sum_bound": exact_sum_bound(n_parties)} if is_masked else {}
-        name = self.resolved(plain.rank, n_parties, is_masked, n_features)
+        one_release = one_release or isinstance(plain, MomentProgram)
+        name = self.plan(plain.rank, n_parties, is_masked, n_features, one_release=one_release).mechanism
+        if name == "rounds" and isinstance(plain, MomentProgram):
+            raise ParameterError(
+                'mechanism="rounds" needs method="exact": method="moment" has no rounds. Use that method, or '
+                'mechanism="moment".',
+                parameter="mechanism",
+            )
+        if self.buckets is not None and n_features is not None and self.buckets > n_features:
+            raise ParameterError(
+                f"buckets must be at most the number of columns, {n_features}; got {self.buckets}. Use fewer, or none.",
+                parameter="buckets",
+            )
         if name == "rounds":
             multiplier, most = calibrate_noise(self, "gaussian", rounds)
             return self._rounds(plain.rank, multiplier, most, shares=shares, **hidden)

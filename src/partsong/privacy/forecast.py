@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from partsong.errors import ParameterError
+from partsong.errors import ParameterError, format_count
 from partsong.privacy.second_moment import noise_edge
 
 MAX_TAU = 0.4
 """Above it, one component: a noisy mean profile."""
+NOISE_TAU = 2.0
+"""Above it, not even rows that are all alike are visible."""
 HYBRID_TAU = 0.004
 """Below it, a hybrid of the moment and noisy rounds is better."""
 MAX_COLUMNS = 5000
@@ -31,22 +33,63 @@ TINY = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What to expect of `n_rows` rows with `n_features` columns; `sigma`: of the noise, for rows of norm 1."""
+    """What to expect of `n_rows` rows with `n_features` columns; `sigma`: of the noise, for rows of norm 1.
 
-    n_rows: int
+    `n_rows` is a public lower bound, or None if there is none; with protects="party" it is the number of parties. With
+    `buckets`, the release has that many rows. `mean_noise`: the norm of the noise of a mean direction that is released
+    separately. `largest_share`: the energy that a direction beyond the mean may have at most for the forecast.
+    `guess`: a rank, and public guesses of the relative errors of the mean profile alone and of a pooled NMF.
+    """
+
+    n_rows: int | None
     n_features: int
     sigma: float
     epsilon: float
+    protects: str = "row"
+    buckets: int | None = None
+    mean_noise: float = 0.0
+    largest_share: float = MAX_TAU / 2
+    guess: tuple[int, float, float] | None = None
+
+    @property
+    def edge(self) -> float:
+        """The largest eigenvalue, or singular value, that the noise alone has."""
+        if self.buckets is not None:
+            return self.sigma * (math.sqrt(self.buckets) + math.sqrt(self.n_features))
+        return noise_edge(self.sigma, self.n_features)
 
     @property
     def tau(self) -> float:
-        """The noise over the energy of all rows."""
-        return noise_edge(self.sigma, self.n_features) / self.n_rows
+        """The noise over the energy of all rows; NaN without their number."""
+        return math.nan if self.n_rows is None else self.edge / self.n_rows
+
+    @property
+    def least_share(self) -> float:
+        """The share of the energy above which a direction is visible; NaN without the number of rows."""
+        if self.n_rows is None or self.buckets is None:
+            return self.tau / 2
+        return self.sigma * (self.buckets * self.n_features) ** 0.25 / self.n_rows
 
     @property
     def least_rows(self) -> int:
-        """The number of rows from which on more than one component is worth trying."""
-        return math.ceil(noise_edge(self.sigma, self.n_features) / MAX_TAU)
+        """The number of rows, or parties, from which on more than one component is worth trying.
+
+        Every party adds noise of its own, which then grows with the root of their number.
+        """
+        rows = max(self.mean_noise, self.edge / (2 * self.largest_share))
+        return math.ceil(rows if self.protects == "row" or self.n_rows is None else rows**2 / self.n_rows)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether nothing but noise is to be expected."""
+        if self.n_rows is None:
+            return False
+        return self.mean_noise > self.n_rows if self.mean_noise else self.tau > NOISE_TAU
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the mean profile alone, or less, is to be expected."""
+        return self.is_noise or self.tau > 2 * self.largest_share
 
     @property
     def mechanism(self) -> str:
@@ -54,18 +97,22 @@ class Forecast:
         return "hybrid" if self.tau < HYBRID_TAU else "moment"
 
     def require(self, rank: int) -> None:
-        """Refuse more than one component where the noise leaves only the mean profile."""
-        if rank > 1 and self.tau > MAX_TAU:
-            raise ParameterError(
-                f"With {self.n_rows} rows, {self.n_features} columns and epsilon={self.epsilon:g} the noise leaves "
-                f"nothing but the mean profile (τ = {self.tau:.2g}, above {MAX_TAU}), and nothing was spent. Use "
-                f"n_components=1, a larger epsilon, at least {self.least_rows} rows, or fewer columns.",
-                parameter="n_components",
-            )
+        """Refuse more than one component where the noise leaves only the mean profile, and any where it leaves none."""
+        if not (self.is_noise or (rank > 1 and self.is_mean)):
+            return
+        left = "nothing" if self.is_noise else "nothing but the mean profile"
+        limit = NOISE_TAU if self.is_noise else MAX_TAU
+        one = "" if self.is_noise else "n_components=1, "
+        raise ParameterError(
+            f"With {self._amount} and epsilon={self.epsilon:g} the noise leaves {left} (τ = {self.tau:.2g}, above "
+            f"{limit:g}), and nothing was spent. Use {one}a larger epsilon, at least {self.least_rows} rows, or fewer "
+            "columns.",
+            parameter="epsilon" if self.is_noise else "n_components",
+        )
 
     def visible(self, shares: Any) -> int:
         """How many directions with these shares of the energy would be above the noise."""
-        return int((np.asarray(shares) > self.tau / 2).sum())
+        return int((np.asarray(shares) > self.least_share).sum())
 
     def expected_directions(self, rank: int, mean_error: float, pooled_error: float) -> int:
         """How many directions will be visible, at most `rank`, from public guesses of the relative errors of the mean
@@ -74,21 +121,64 @@ class Forecast:
         return min(rank, self.visible(guessed_shares(self.n_features, rank, mean_error, pooled_error, CAPTURE)))
 
     def expected_error(self, rank: int, mean_error: float, pooled_error: float) -> float:
-        """The relative error of the model, from the same guesses: of each visible direction, cos² = 1 − (τ/2p)² of its
-        share p of the energy is explained.
+        """The relative error of the model, from the same guesses: of each visible direction, cos² = 1 − (q/p)² of its
+        share p of the energy is explained, where q is the least visible share.
         """
         shares = guessed_shares(self.n_features, rank, mean_error, pooled_error)[:rank]
-        explained = shares * np.clip(1 - (self.tau / 2 / np.maximum(shares, TINY)) ** 2, 0.0, 1.0)
+        explained = shares * np.clip(1 - (self.least_share / np.maximum(shares, TINY)) ** 2, 0.0, 1.0)
         return math.sqrt(max(0.0, 1.0 - float(explained.sum())))
 
+    @property
+    def _amount(self) -> str:
+        columns = format_count(self.n_features, "column")
+        if self.n_rows is None:
+            return columns
+        rows = format_count(self.n_rows, *(("row",) if self.protects == "row" else ("party", "parties")))
+        return f"{rows}, {columns}"
+
     def __str__(self) -> str:
-        head = f"With {self.n_rows} rows, {self.n_features} columns and ε = {self.epsilon:g} (τ = {self.tau:.2g}), "
-        if self.tau > 2:
-            return f"{head}expect nothing but noise."
-        if self.tau > MAX_TAU:
-            return f"{head}expect the mean profile; use one component."
-        least = f"{100 * self.tau / 2:.2g} %"
-        return f"{head}expect the mean profile and each further direction that holds more than {least} of the energy."
+        units = "rows" if self.protects == "row" else "parties"
+        head = f"With {self._amount} and ε = {self.epsilon:g}"
+        if self.n_rows is None:
+            return f"{head}, more than the mean profile can be expected from about {self.least_rows} {units} on."
+        tau = f"(τ = {self.tau:.2g})"
+        if self.is_noise:
+            tau = f"(a mean below its noise of {self.mean_noise:.3g} rows)" if self.mean_noise else tau
+            others = "" if self.protects == "party" else ", or fewer columns"
+            return (
+                f"{head}, expect nothing but noise {tau}. Use a larger epsilon, at least {self.least_rows} {units}"
+                f"{others}."
+            )
+        if self.is_mean:
+            return (
+                f"{head}, expect the mean profile alone {tau}: use one component. More can be expected from about "
+                f"{self.least_rows} {units} on."
+            )
+        if self.guess is None:
+            share = f"{100 * self.least_share:.2g} %"
+            whole = "energy" if self.protects == "row" else "sum of all clips"
+            return f"{head}, expect the mean profile and each direction with more than {share} of the {whole} {tau}."
+        further = self.expected_directions(*self.guess) - 1
+        if further < 1:
+            return f"{head}, expect the mean profile alone {tau}, if the guesses of the errors are right."
+        directions = "one direction" if further == 1 else f"{further} directions"
+        return f"{head}, expect the mean profile and about {directions} {tau}, if the guesses of the errors are right."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a report or a script; None where the number of rows, or a guess, is needed."""
+        is_known = self.n_rows is not None
+        guess = self.guess if is_known else None
+        return {
+            "n_rows": self.n_rows if self.protects == "row" else None,
+            "n_features": self.n_features,
+            "epsilon": self.epsilon,
+            "tau": self.tau if is_known else None,
+            "least_rows": self.least_rows if self.protects == "row" else None,
+            "least_share": self.least_share if is_known else None,
+            "expected_directions": None if guess is None else self.expected_directions(*guess),
+            "expected_error": None if guess is None else self.expected_error(*guess),
+            "sentence": str(self),
+        }
 
 
 def guessed_shares(n_features: int, rank: int, mean_error: float, pooled_error: float, capture: float = 1.0) -> Any:
