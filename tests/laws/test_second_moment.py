@@ -307,7 +307,7 @@ def test_without_noise_the_moment_finds_the_pooled_components():
 
 def test_a_crafted_centre_is_refused_without_a_look_at_the_rows():
     made, held = program("centred"), shards()[0]
-    state = made.start_party(held, Layout(("p0", "p1"), 9, 1))
+    state = replace(made.start_party(held, Layout(("p0", "p1"), 9, 1)), releases=1)
     for centre, error in ((np.ones(3), ShapeError), (np.full(9, np.nan), PartyError), (np.full(9, 7.0), PartyError)):
         model = Message({"centre": centre, "count": np.ones(1), "stage": np.array([1], np.int16)})
         with pytest.raises(error, match="nothing was computed"):

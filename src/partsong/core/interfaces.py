@@ -470,6 +470,15 @@ class Traits:
         """The cost of an upload in this exchange, counted from 0."""
         return self.releases[min(exchange, len(self.releases) - 1)] if self.releases else self.release
 
+    def allows(self, made: int, exchange: int) -> bool:
+        """Whether a party that has made so many uploads may make the one of this exchange.
+
+        All its uploads together then cost what the first planned ones do, whatever was repeated or left out.
+        """
+        if self.max_releases is not None and made >= self.max_releases:
+            return False
+        return not self.releases or bool(self.release_at(exchange) == self.releases[made])
+
 
 DEFAULT_TRAITS = Traits()
 

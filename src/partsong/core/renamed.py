@@ -77,7 +77,13 @@ def translate_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _translate(name, value) for name, value in renamed.items()}
 
 
+def with_mechanism(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored request for privacy; those of versions without a choice of mechanism were for "rounds"."""
+    older = {"mechanism": "rounds", "centre_radius": 0.1} if privacy.get("unit") == "row" else {}
+    return {**older, **privacy}
+
+
 def _translate(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):  # method_options
-        return translate_settings(value)
+    if isinstance(value, Mapping):  # method_options, privacy
+        return with_mechanism(translate_settings(value)) if name == "privacy" else translate_settings(value)
     return STORED_VALUES[name].get(value, value) if name in STORED_VALUES and isinstance(value, str) else value

@@ -62,7 +62,6 @@ from partsong.methods.privacy_request import (
     build_secure_sum,
     privacy_from_dict,
     privacy_to_dict,
-    with_mechanism,
 )
 from partsong.methods.registry import Problem
 from partsong.privacy.exposure import party_exposures, worst_party
@@ -616,7 +615,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if asked.get("align") not in methods.CHOICES["align"]:
             asked["align"] = None
         asked |= {"method_options": options, "missing": settings.get("missing") or "refuse"}
-        asked["privacy"] = privacy_from_dict(with_mechanism(settings.get("privacy")))
+        asked["privacy"] = privacy_from_dict(settings.get("privacy"))
         if {"seed", "n_components", "dtype"} <= settings.keys():  # of a run, not of a model
             asked |= {"random_state": settings["seed"], **{name: settings[name] for name in ("n_components", "dtype")}}
         bound = settings.get("mask_bound")

@@ -251,10 +251,12 @@ class CentredMoment:
         matrix = symmetric_matrix(np.asarray(total), self.residual.unit)
         edge = noise_edge(self.residual.noise.total(self.residual.sigma, parties), len(matrix))
         spread = shrink(matrix, edge)
-        centre = np.asarray(before["centre"]) * math.sqrt(float(before["count"][0]))
-        if spread.visible == 0:
-            spread = Spectrum(spread.values[:0], spread.vectors[:, :0], 0)
-        return spread.plus(centre)
+        return self.spectrum_of_mean(before) if spread.visible == 0 else spread.plus(_long_centre(before))
+
+    def spectrum_of_mean(self, shown: Mapping[str, Array]) -> Spectrum:
+        """n̂ c cᵀ: what is known after the first exchange."""
+        centre = _long_centre(shown)
+        return Spectrum(np.zeros(0), np.zeros((centre.size, 0)), 0).plus(centre)
 
     def energy(self, total: Any, parties: float) -> tuple[float, float]:
         return _energy(self.residual, total, parties)
@@ -265,6 +267,11 @@ class CentredMoment:
     def widest_noise(self, exchange: int, m: int) -> float:
         part = self.mean if exchange == 0 else self.residual
         return MAX_SIGMAS * part.sigma / math.sqrt(self.shares) / part.unit
+
+
+def _long_centre(shown: Mapping[str, Array]) -> Any:
+    """√n̂ c."""
+    return np.asarray(shown["centre"]) * math.sqrt(float(shown["count"][0]))
 
 
 def _energy(moment: MomentOfRows | MomentOfParty, total: Any, parties: float) -> tuple[float, float]:
@@ -495,19 +502,11 @@ class MomentProgram(ProgramBase):
         return MomentServerState(0, Ht, layout.seed, {}), _model({}, 0)
 
     def local(self, shard: Shard, party: MomentPartyState, model: Message) -> tuple[MomentPartyState, Message]:
-        at, most = _stage(model), self.traits.max_releases
-        if most is not None and party.releases >= most:
-            raise BudgetSpent(
-                f"Party {shard.name!r} has sent {party.releases} noisy messages, the most that its privacy budget "
-                "allows. Nothing was computed or sent. End the run with the current model."
-            )
+        at, traits = _stage(model), self.traits
+        if not traits.allows(party.releases, at):
+            raise BudgetSpent(f"Party {shard.name!r} {_refusal(party.releases, at, len(traits.releases))}")
         if at >= self.first_exchanges:
             return self._later(shard, party, model)
-        if most is not None and party.releases > at:
-            raise BudgetSpent(
-                f"Party {shard.name!r} may have sent its answer to exchange {at + 1} already, and its privacy budget "
-                "covers one. Nothing was computed or sent. Start a new run with a budget of its own."
-            )
         source = system_source if self.source is None else self.source(shard.name, party.releases)
         try:
             sent = self.statistic.upload(at, to_values(shard.matrix), model, source)
@@ -534,16 +533,24 @@ class MomentProgram(ProgramBase):
         total, parties = aggregate[self.statistic.names[at]], aggregate.weight
         if done < self.first_exchanges:
             shown = {**server.shown, **self.statistic.broadcast(at, total, parties)}
+            server = self._with_model(server, self.statistic.spectrum_of_mean(shown))
             return replace(server, exchanges=done, shown=shown), _model(shown, done)
         spectrum, energy = self.statistic.spectrum(total, parties, server.shown), self.statistic.energy(total, parties)
-        start = server.Ht[:, : self._chosen_rank(spectrum.visible)]
-        Ht = np.ascontiguousarray(factorize(spectrum, start).T)
         shown = {**server.shown, **({} if energy is None else {"energy": np.array(energy)})}
-        server = replace(server, exchanges=done, Ht=Ht, spectrum=spectrum, shown=shown)
+        server = replace(self._with_model(server, spectrum), exchanges=done, shown=shown)
         if self.later is None:
-            return server, _model({"H": Ht.T}, done)
-        inner, model = self.later.start_from(Ht)
+            return server, _model({"H": server.Ht.T}, done)
+        inner, model = self.later.start_from(server.Ht)
         return replace(server, later=inner), _model(model.arrays, done)
+
+    def _with_model(self, server: MomentServerState, spectrum: Spectrum) -> MomentServerState:
+        H = self._factors(server, spectrum, self._chosen_rank(spectrum.visible))
+        return replace(server, Ht=np.ascontiguousarray(H.T), spectrum=spectrum)
+
+    def _factors(self, server: MomentServerState, spectrum: Spectrum, rank: int) -> Any:
+        """H (rank × m), from a start that depends on the seed alone."""
+        start = random_columns(len(server.Ht), max(rank, self.rank), stream(server.seed, "start"))
+        return factorize(spectrum, start[:, :rank])
 
     def _chosen_rank(self, visible: int) -> int:
         """Of several ranks the largest one of which all directions are visible, else the smallest."""
@@ -558,9 +565,7 @@ class MomentProgram(ProgramBase):
         """H (rank × m) from the same release, at no cost in privacy; without the later rounds."""
         if server.spectrum is None:
             raise ParameterError("No moment has been released yet. Finish the run first.")
-        most = max(rank, self.rank)
-        start = random_columns(len(server.Ht), most, stream(server.seed, "start"))
-        return factorize(server.spectrum, start[:, :rank])
+        return self._factors(server, server.spectrum, rank)
 
     def report(self, server: MomentServerState) -> dict[str, Any]:
         """What the release has shown, in plain data: post-processing. `energy` is in rows at the bound."""
@@ -604,6 +609,24 @@ MEANING = {
     ("moment", "int"): "X_pᵀX_p of bounded rows with noise, the upper triangle in integer units",
     ("mean", "int"): "Σ x/‖x‖ and the number of rows, with noise, in integer units",
 }
+
+
+def _refusal(made: int, at: int, most: int) -> str:
+    """Why a party that has made so many noisy uploads makes none in exchange `at`, and the way out."""
+    if made >= most:
+        return (
+            f"has sent {made} noisy messages, the most that its privacy budget allows. Nothing was computed or sent. "
+            "End the run with the current model."
+        )
+    if made > at:
+        return (
+            f"may have sent its answer to exchange {at + 1} already, and its privacy budget covers one. Nothing was "
+            "computed or sent. Start a new run with a budget of its own."
+        )
+    return (
+        f"has sent nothing in exchange {made + 1}, and its privacy budget covers exchange {at + 1} only after it. "
+        "Nothing was computed or sent. Start a new run."
+    )
 
 
 def _model(arrays: Mapping[str, Array], stage: int) -> Message:

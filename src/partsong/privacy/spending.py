@@ -26,7 +26,7 @@ class PrivacyTracker:
     """Charges parties for every requested upload, even if it fails or is lost; ε is reported at `delta`.
 
     When a round starts, all parties are charged, because an interrupted round may have been sent. When it ends, only
-    its senders stay charged. A party is charged for at most `traits.max_releases` uploads of a run: it sends no more.
+    its senders stay charged. A party is charged for uploads that `traits.allows` only: it makes no others.
     """
 
     traits: Traits
@@ -60,12 +60,12 @@ class PrivacyTracker:
         return self.accounts.epsilon(self.delta)
 
     def _charged(self, names: Iterable[str], index: int) -> Accounts:
-        made = {
-            name: count_releases(self.accounts, name) - count_releases(self.initial_accounts, name) for name in names
-        }
-        most = self.traits.max_releases
-        some = sorted(name for name, count in made.items() if most is None or count < most)
+        some = sorted(name for name in names if self.traits.allows(self.made(name), index))
         return self.accounts.charge(some, self.traits.release_at(index))
+
+    def made(self, name: str) -> int:
+        """The number of uploads that a party was charged for in this run."""
+        return count_releases(self.accounts, name) - count_releases(self.initial_accounts, name)
 
     @property
     def promise(self) -> str:

@@ -30,7 +30,7 @@ from partsong.io.opening import resolve_path
 from partsong.io.state_file import read_state, write_state
 from partsong.io.write import as_json
 from partsong.privacy.accounting import Accounts
-from partsong.privacy.spending import PrivacyTracker, count_releases
+from partsong.privacy.spending import PrivacyTracker
 from partsong.training.loop import Exclusion, Fit, HistoryRow, ResumePoint, Training, start_training
 from partsong.training.traffic import TrafficRecorder
 
@@ -82,7 +82,7 @@ class SavedRun:
         spending.accounts = Accounts.from_json(self.spent)
         parties = self.checkpoint.parties
         made = {name: getattr(one, "releases", None) for name, one in parties.items()}
-        if not all(type(n) is int and 0 <= n <= count_releases(spending.accounts, name) for name, n in made.items()):
+        if not all(type(n) is int and 0 <= n <= spending.made(name) for name, n in made.items()):
             raise FormatError(
                 f"{path}: its parties have sent more than its privacy accounts say, or it is not a run with noise. The "
                 "privacy loss is unknown, so nothing more may be sent. Restore this file from a backup."
@@ -90,7 +90,7 @@ class SavedRun:
         if self.is_under_way:
             spending.start_round({*parties, *self.about.get("data", ())}, self.checkpoint.index)
             spending.accounts_before_round = None
-        states = {name: replace(one, releases=count_releases(spending.accounts, name)) for name, one in parties.items()}
+        states = {name: replace(one, releases=spending.made(name)) for name, one in parties.items()}
         return replace(self, checkpoint=replace(self.checkpoint, parties=states))
 
 

@@ -323,6 +323,7 @@ def test_the_curve_knows_what_was_sent_by_each_round(federation, method):
     parties = len(federation)
     block = 8 * (3 * -(-columns // parties) + 3 + 6) + 8  # of columns, its place, totals
     kinds["game"] = [parties * block] * 5
+    kinds["moment"] = [8 * (columns * (columns + 1) // 2) + 8, sums, sums]
     kinds["fnmf-by-sums"] = [2 * (components + 8 * 3)] * 5
     assert sent.tolist() == kinds.get(method, [components] * len(sent))
 
