@@ -40,6 +40,8 @@ Mechanism = Literal["auto", "moment", "centred", "hybrid", "rounds"]
 ROW_MECHANISMS: tuple[str, ...] = get_args(Mechanism)
 HYBRID_SHARE, HYBRID_ROUNDS = 0.5, 3
 """Share of μ² that a hybrid spends on the moment, and its noisy rounds afterwards."""
+AUTO_BUCKETS = 200
+"""Buckets that "auto" takes with more than MAX_COLUMNS columns: better than noisy rounds on all data tried."""
 MEAN_SHARE = 0.3
 """Share of μ² that the centred moment spends on the mean direction."""
 PRECISION = 1e-4
@@ -55,6 +57,7 @@ class PrivacyPlan:
     mechanism: str | None
     reason: str = ""
     forecast: Forecast | None = None
+    buckets: int | None = None
 
     def is_too_little(self, rank: int) -> bool:
         """Whether the forecast is less than a model of this rank needs."""
@@ -274,14 +277,17 @@ class RowPrivacy:
         ranks.
         """
         n_features = self.n_features if n_features is None else n_features
+        if self.mechanism == "auto" and n_features is not None and n_features > MAX_COLUMNS:
+            wide = replace(self, mechanism="moment", buckets=AUTO_BUCKETS)
+            of_buckets = wide.forecast(n_features, n_parties, is_masked=is_masked)
+            if of_buckets.n_rows is not None:
+                of_buckets.require(rank)
+            why = f"over {AUTO_BUCKETS} buckets of columns, since {n_features} columns are more than {MAX_COLUMNS}"
+            return PrivacyPlan("moment", f'Mechanism "auto" takes one release {why}.', of_buckets, AUTO_BUCKETS)
         forecast = None if n_features is None else self.forecast(n_features, n_parties, is_masked=is_masked)
         if self.mechanism != "auto":
-            return PrivacyPlan(self.mechanism, "", None if self.mechanism == "rounds" else forecast)
-        if n_features is not None and n_features > MAX_COLUMNS and not one_release:
-            why = (
-                f"since {n_features} columns are more than {MAX_COLUMNS}; buckets, or fewer columns, allow one release"
-            )
-            return PrivacyPlan("rounds", f'Mechanism "auto" takes noisy rounds, {why}.', None)
+            plain = None if self.mechanism == "rounds" else forecast
+            return PrivacyPlan(self.mechanism, "", plain, self.buckets)
         moment = 'Mechanism "auto" takes one release of the second moment'
         if forecast is None or forecast.n_rows is None:
             why = "n_rows, a public lower bound of the number of rows, would let it choose and make a forecast"
@@ -313,16 +319,17 @@ class RowPrivacy:
         shares = min_honest_parties(n_parties) if is_masked else 1
         hidden: Any = {"sum_bound": exact_sum_bound(n_parties)} if is_masked else {}
         one_release = one_release or isinstance(plain, MomentProgram)
-        name = self.plan(plain.rank, n_parties, is_masked, n_features, one_release=one_release).mechanism
+        plan = self.plan(plain.rank, n_parties, is_masked, n_features, one_release=one_release)
+        name, buckets = plan.mechanism, plan.buckets
         if name == "rounds" and isinstance(plain, MomentProgram):
             raise ParameterError(
                 'mechanism="rounds" needs method="exact": method="moment" has no rounds. Use that method, or '
                 'mechanism="moment".',
                 parameter="mechanism",
             )
-        if self.buckets is not None and n_features is not None and self.buckets > n_features:
+        if buckets is not None and n_features is not None and buckets > n_features:
             raise ParameterError(
-                f"buckets must be at most the number of columns, {n_features}; got {self.buckets}. Use fewer, or none.",
+                f"buckets must be at most the number of columns, {n_features}; got {buckets}. Use fewer, or none.",
                 parameter="buckets",
             )
         if name == "rounds":
@@ -336,8 +343,8 @@ class RowPrivacy:
         if name == "centred":
             residual = MomentOfRows(self.centre_radius, noise(1 - MEAN_SHARE), is_signed=True)
             return MomentProgram(plain.rank, CentredMoment(MeanOfDirections(noise(MEAN_SHARE)), residual), **hidden)
-        if self.buckets is not None:
-            bucketed = BucketedMoment(MomentOfBuckets(self.row_bound, self.buckets, noise(1.0)))
+        if buckets is not None:
+            bucketed = BucketedMoment(MomentOfBuckets(self.row_bound, buckets, noise(1.0)))
             return MomentProgram(plain.rank, bucketed, **hidden)
         if name == "moment":
             return MomentProgram(plain.rank, NoisyMoment(MomentOfRows(self.row_bound, noise(1.0))), **hidden)

@@ -27,6 +27,8 @@ DENSE_SIDE = 2000
 """Up to this side all eigenvalues are computed; beyond it the largest ones, by Lanczos iteration."""
 FIRST_DIRECTIONS, MAX_DIRECTIONS = 64, 1024
 """Lanczos asks for so many eigenvalues at first, doubles the number until the noise begins, and stops at the second."""
+MAX_FORMED = 2000
+"""Up to so many columns S is formed, which lets it be cut at zero."""
 TINY = 1e-300
 SMALLEST_SHARE = 1e-3
 
@@ -105,14 +107,35 @@ def _largest(matrix: Any, edge: float) -> tuple[Any, Any]:
         count *= 2
 
 
+@dataclass(frozen=True, slots=True)
+class _RootOfMoment:
+    """S = max(0, V √λ Vᵀ); with very many columns V √λ Vᵀ itself, which is never formed."""
+
+    spectrum: Spectrum
+    matrix: Any = None
+
+    @staticmethod
+    def of(spectrum: Spectrum) -> _RootOfMoment:
+        if len(spectrum.vectors) > MAX_FORMED:
+            return _RootOfMoment(spectrum)
+        product = (spectrum.vectors * np.sqrt(spectrum.values)) @ spectrum.vectors.T
+        return _RootOfMoment(spectrum, np.maximum(product, 0.0, out=product))
+
+    def times(self, F: Any) -> Any:
+        if self.matrix is not None:
+            return self.matrix @ F
+        V = self.spectrum.vectors
+        return V @ (np.sqrt(self.spectrum.values)[:, None] * (V.T @ F))
+
+
 def factorize(spectrum: Spectrum, Ht: Any) -> Any:
     """H (k × m) ≥ 0 with rows of norm 1, from a start Hᵀ (m × k) that does not depend on data."""
     Ht = np.array(Ht, np.float64)
-    S = np.maximum((spectrum.vectors * np.sqrt(spectrum.values)) @ spectrum.vectors.T, 0.0)
-    sweep, W = kernels.of(S).sweep, np.array(Ht)
+    root = _RootOfMoment.of(spectrum)
+    sweep, W = kernels.of(Ht).sweep, np.array(Ht)
     for _ in range(EXACT_PASSES if spectrum.is_exact else PASSES):
-        W = sweep(W, Ht.T @ Ht, S @ Ht, 1)
-        Ht = sweep(Ht, W.T @ W, S @ W, 1)
+        W = sweep(W, Ht.T @ Ht, root.times(Ht), 1)
+        Ht = sweep(Ht, W.T @ W, root.times(W), 1)
     H = _fit_moment(spectrum, W.T @ W, np.ascontiguousarray(Ht.T))
     norms = np.linalg.norm(H, axis=1)
     flat = np.full(H.shape[1], 1 / np.sqrt(H.shape[1]))
