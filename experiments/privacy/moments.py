@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from experiments.privacy.moment_tables import line_of
 from experiments.shared.datasets import path_of
 from partsong import kernels, methods
 from partsong.aggregation.plaintext import PlainReduction
@@ -324,7 +325,7 @@ def main() -> None:
         jobs = sorted(wanted, key=lambda cell: -cell.n)
         running = [pool.submit(measure, cell, tuned) for cell in jobs]
         for number, job in enumerate(as_completed(running), 1):
-            file.write(json.dumps(job.result()) + "\n")
+            file.write(line_of(job.result()) + "\n")
             file.flush()
             if number % 50 == 0:
                 print(f"{number} of {len(running)}", file=sys.stderr, flush=True)

@@ -2,9 +2,9 @@
 
     python -m experiments.privacy.report docs/results
 
-The folder holds privacy-parties.jsonl, privacy-shipped.jsonl, privacy-rows.jsonl, privacy-sensitivity.jsonl and
-privacy-masking.jsonl, or some of them. Replaces the text between `<!-- table: NAME -->` and `<!-- end -->`, and nothing
-else. `--print` prints every table in full.
+The folder holds privacy-moments.jsonl, privacy-parties.jsonl, privacy-shipped.jsonl, privacy-rows.jsonl,
+privacy-sensitivity.jsonl and privacy-masking.jsonl, or some of them. Replaces the text between `<!-- table: NAME -->`
+and `<!-- end -->`, and nothing else. `--print` prints every table in full.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from experiments.game.runs import read_lines
+from experiments.privacy import moment_tables
 from experiments.privacy import tables as privacy_tables
-from experiments.privacy.methods import METHODS, SIGNED, Setting
+from experiments.privacy.methods import METHODS, SIGNED
 from experiments.privacy.parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEVERAL
-from experiments.privacy.rows import STUDIES, USUAL, best
+from experiments.privacy.rows import STUDIES
 from experiments.privacy.runs import Records, Trial, known
 from experiments.privacy.tables import is_like
 from experiments.shared.document import print_tables, replace_tables, select
@@ -30,7 +31,6 @@ from experiments.shared.names import shown
 from partsong.reporting.charts import Line, Quantity
 
 FLOORS = ("pooled", "FNMF-LAP", "FNMF-SK", "FedAvg", "data-free: uniform", "data-free: pieces", "data-free: tiles")
-FIRST = (*(f"{epsilon:g}" for epsilon in (0.3, 1, 3, 10, 100, 300, 1000, 3000)), "no noise: pooled")
 
 
 def _is_row_level(cells: list[str]) -> bool:
@@ -45,18 +45,11 @@ def _is_floor(cells: list[str]) -> bool:
     return cells[0] in map(shown, FLOORS)
 
 
-def _is_few(cells: list[str]) -> bool:
-    return cells[0] in (*FIRST, "no noise: data-free: tiles", "no noise: pooled on fashion")
-
-
 EXCERPTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "printed-in-short": ("printed-gaussian", lambda table: select(table, columns=(0, 1, 4, 5, 6, 8, 10))),
     "floors-in-short": ("floors", lambda table: select(table, _is_floor)),
     "moves-in-short": ("moves", lambda table: select(table, _is_distinct)),
     "row-level": ("parties-gaussian-replace", lambda table: select(table, _is_row_level, (0, 1, 2, 3, 4, 5, 6, 7, 9))),
-    "rows-in-short": ("rows-mnist", lambda table: select(table, columns=range(7))),
-    "mnist-in-short": ("epsilon-mnist", lambda table: select(table, _is_few)),
-    "tcga-in-short": ("epsilon-tcga", lambda table: select(table, _is_few)),
 }
 """Excerpts on the page: the table, and its rows and columns."""
 CASES = {"20 parties": FEW[:2], "1000 parties": MANY[:2], "MNIST, 200 parties": DIGITS[:2]}
@@ -82,6 +75,12 @@ def row_tables(found: Records) -> dict[str, str]:
             made[f"epsilon-{name}"] = privacy_tables.by_epsilon(found, study)
             made[f"rounds-{name}"] = privacy_tables.by_rounds(found, study)
     return made
+
+
+def tuned_errors(found: Records, data: str, n: int, epsilon: float) -> list[float]:
+    """Errors of noisy rounds whose settings other data have chosen; empty without runs."""
+    study = STUDIES.get(data)
+    return [] if study is None else privacy_tables.row_errors(found, study, n, epsilon, moment_tables.RANK)
 
 
 def drawn(
@@ -123,31 +122,6 @@ def party_pictures(found: Records) -> dict[str, str]:
     return made
 
 
-def row_pictures(found: Records) -> dict[str, str]:
-    """MNIST over the number of rows, k = 10."""
-    study = STUDIES["mnist"]
-    base = {"data": study.data, "rank": 10, "parties": 1}
-    kept = {
-        trial: record
-        for trial, record in found.items()
-        if trial.purpose == "free"
-        or (not trial.is_tuning and trial.data == study.data and trial.setting in _best(found, trial))
-    }
-    curves: dict[str, dict[str, Any]] = {
-        f"row level, ε = {e:g}": {**base, "method": "row level", "epsilon": e} for e in USUAL
-    }
-    curves |= {name: {**base, "method": name} for name in ("pooled", "data-free: tiles", "data-free: uniform")}
-    curves["one component, ε = 1"] = {**base, "rank": 1, "method": "row level", "epsilon": 1.0}
-    return {"privacy-rows-mnist": drawn(kept, "error", curves, lambda t: float(t.rows), "rows")}
-
-
-def _best(found: Records, trial: Trial) -> tuple[Setting, ...]:
-    try:
-        return (best(found, STUDIES[trial.data], trial.rows, trial.setting.epsilon, trial.rank),)
-    except LookupError:
-        return ()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -166,8 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tables[f"shipped-{kind}"] = privacy_tables.parties(shipped, kind + SIGNED, "replace", FEW[1])
     if rows:
         tables |= row_tables(rows) | {"ridges": privacy_tables.ridges({**parties, **rows})}
-    if any(trial.data == "mnist" for trial in rows):
-        pictures |= row_pictures(rows)
+    moments = moment_tables.read(chosen.folder / "privacy-moments.jsonl")
+    tables |= moment_tables.tables(moments, lambda data, n, epsilon: tuned_errors(rows, data, n, epsilon))
+    pictures["privacy-moments"] = moment_tables.picture(moments)
     moved, masked = (read_lines(chosen.folder / f"privacy-{name}.jsonl") for name in ("sensitivity", "masking"))
     if moved:
         tables |= {"moves": privacy_tables.moves(moved), "growth": privacy_tables.growth(moved)}

@@ -353,6 +353,23 @@ def test_parties_are_protected_by_the_same_release(relation):
     assert Ledger(((release, 1),)).epsilon(DELTA) == pytest.approx(5.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("relation", ["zero-out", "replace"])
+def test_parties_add_shares_of_the_noise_under_masks(relation):
+    """Of C or 2 C in the sum of the honest half; without masks each adds all of it."""
+    asked, held = PartyPrivacy(30.0, clip=1.0, relation=relation), shards()
+    masked, alone = (replace(asked.program(PLAIN, 10, 4, is_masked), source=insecure) for is_masked in (True, False))
+    assert (masked.traits.min_in_sum, alone.traits.min_in_sum) == (2, 1)
+    assert masked.releases == alone.releases
+    nothing = np.zeros(45, np.int64)
+    drawn = [one.statistic.moment.add_noise(nothing, InsecureSource(5, relation)) for one in (masked, alone)]
+    assert_allclose(np.var(drawn[1]) / np.var(drawn[0]), 2, rtol=0.8)
+    first = run(masked, held, build_secure_sum(asked, 4, in_shares=True))[-1]
+    assert masked.statistic.moment.sigma == alone.statistic.moment.sigma
+    assert masked.report(first.checkpoint.server)["visible_directions"] >= 0
+    with pytest.raises(CompositionError, match="1/2 of the noise"):
+        run(masked, held)
+
+
 # --- audits: each planted bug of the mechanism is found --------------------------------------------------------------
 
 RUNS = 400

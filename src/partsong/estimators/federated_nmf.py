@@ -686,7 +686,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         program = self._program((m if has_noise else n, m))  # with noise the number of rows is private
         program, spending = self._protected(program, len(shards), m)
         masks = (
-            build_secure_sum(self.privacy, len(shards))
+            build_secure_sum(self.privacy, len(shards), in_shares=program.traits.min_in_sum > 1)
             if self.secure_aggregation is True
             else self.secure_aggregation or PlainReduction()
         )

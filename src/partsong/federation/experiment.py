@@ -255,7 +255,9 @@ class Experiment:
         """Build plain sums, or masked sums among the parties of a roster."""
         if not self.secure_aggregation:
             return PlainReduction()
-        masks = replace(build_secure_sum(self.promise, n_parties, self.mask_bound), roster=roster)
+        in_shares = self.promise is not None and self.program(n_parties).traits.min_in_sum > 1
+        made = build_secure_sum(self.promise, n_parties, self.mask_bound, in_shares=in_shares)
+        masks = replace(made, roster=roster)
         return self._over_drawn(masks, n_parties) if self.is_of_topics else masks
 
     def _over_drawn(self, masks: SecureSum, n_parties: int) -> SecureSum:

@@ -489,7 +489,10 @@ class MomentProgram(ProgramBase):
                     "secure aggregation.",
                     parameter="epsilon",
                 )
-            most = math.floor(ROWS_SHARE * self.sum_bound / self.statistic.largest_row(exchange, layout.n_features))
+            largest = self.statistic.largest_row(exchange, layout.n_features)
+            if largest == 0:  # a whole party adds at most 2⁴⁰ units
+                continue
+            most = math.floor(ROWS_SHARE * self.sum_bound / largest)
             if shard.matrix.shape[0] > most:
                 raise DataError(
                     f"Party {shard.name!r} has more than {most} rows, the most for which a secure sum of "

@@ -71,6 +71,9 @@ class PrivacyPlan:
 class PartyPrivacy:
     """(ε, δ)-differential privacy of all data of a party, over all rounds: each H_p is clipped and noised.
 
+    With the method "moment", each X_pᵀX_p is clipped and noised instead, once; with secure aggregation each party then
+    adds a share of the noise, as with `RowPrivacy`. A noisy H_p carries all of the noise in any case.
+
     Parameters
     ----------
     epsilon : float
@@ -118,7 +121,7 @@ class PartyPrivacy:
     ) -> PrivateAveraging | MomentProgram:
         """Return `plain` with noise for this number of rounds; for the method "moment", one noisy release."""
         if isinstance(plain, MomentProgram):
-            noise = self._moment_noise()
+            noise = self._moment_noise(min_honest_parties(n_parties) if is_masked else 1)
             bound = exact_sum_bound(n_parties) if is_masked else EXACT_SUM_BOUND
             return MomentProgram(plain.rank, NoisyMoment(MomentOfParty(self.clip, noise)), sum_bound=bound)
         if not isinstance(plain, LocalAveraging):
@@ -129,12 +132,12 @@ class PartyPrivacy:
         multiplier, most = calibrate_noise(self, self.kind, rounds)
         return PrivateAveraging(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)
 
-    def _moment_noise(self) -> Noise:
+    def _moment_noise(self, shares: int) -> Noise:
         if self.kind != "gaussian":
             raise CompositionError(
                 f'method="moment" releases with Gaussian noise only; got kind={self.kind!r}. Use kind="gaussian".'
             )
-        return Noise(calibrate_noise(self, self.kind, 1)[0], self.relation, protects="party")
+        return Noise(calibrate_noise(self, self.kind, 1)[0], self.relation, shares, "party")
 
     def plan(
         self, rank: int, n_parties: int, is_masked: bool, n_features: int, *, one_release: bool = False
@@ -142,9 +145,10 @@ class PartyPrivacy:
         """Return the mechanism of a run and its forecast, for the method "moment" (`one_release`)."""
         if not one_release:
             return PrivacyPlan(None)
-        noise = self._moment_noise()
+        noise = self._moment_noise(min_honest_parties(n_parties) if is_masked else 1)
         sigma = noise.total(MomentOfParty(1.0, noise).sigma, n_parties)
-        return PrivacyPlan("moment", "", Forecast(n_parties, n_features, sigma, self.epsilon, protects="party"))
+        about: dict[str, Any] = {"protects": "party", "in_shares": is_masked}
+        return PrivacyPlan("moment", "", Forecast(n_parties, n_features, sigma, self.epsilon, **about))
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,9 +395,12 @@ def min_honest_parties(n_parties: int) -> int:
     return math.ceil(n_parties / 2)
 
 
-def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | None = None) -> Any:
+def build_secure_sum(
+    privacy: Privacy | None, n_parties: int, bound: float | None = None, *, in_shares: bool = False
+) -> Any:
     """Build the secure sum of a fit; with shares of noise, integers are summed exactly over all parties.
 
+    `in_shares`: parties add shares of the noise to what they send, as with RowPrivacy, or PartyPrivacy of a moment.
     Its bounds hold noisy numbers whatever the data are, because a refusal would reveal something about the data.
     """
     bounds: dict[str, Any] = {} if bound is None else {"bound": bound}
@@ -404,7 +411,7 @@ def build_secure_sum(privacy: Privacy | None, n_parties: int, bound: float | Non
     if privacy is None:
         return masks
     bounded = {"H": max(masks.bound, upload_bound(privacy)), "moment": exact_sum_bound(n_parties)}
-    return replace(masks, bounds=bounded)
+    return replace(masks, bounds=bounded, fewest=max(3, n_parties) if in_shares else masks.fewest)
 
 
 def upload_bound(privacy: PartyPrivacy) -> float:

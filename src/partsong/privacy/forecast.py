@@ -35,10 +35,11 @@ TINY = 1e-300
 class Forecast:
     """What to expect of `n_rows` rows with `n_features` columns; `sigma`: of the noise, for rows of norm 1.
 
-    `n_rows` is a public lower bound, or None if there is none; with protects="party" it is the number of parties. With
-    `buckets`, the release has that many rows. `mean_noise`: the norm of the noise of a mean direction that is released
-    separately. `largest_share`: the energy that a direction beyond the mean may have at most for the forecast.
-    `guess`: a rank, and public guesses of the relative errors of the mean profile alone and of a pooled NMF.
+    `n_rows` is a public lower bound, or None if there is none; with protects="party" it is the number of parties, each
+    of which adds all of the noise unless it is `in_shares`. With `buckets`, the release has that many rows.
+    `mean_noise`: the norm of the noise of a mean direction that is released separately. `largest_share`: the energy
+    that a direction beyond the mean may have at most for the forecast. `guess`: a rank, and public guesses of the
+    relative errors of the mean profile alone and of a pooled NMF.
     """
 
     n_rows: int | None
@@ -46,6 +47,7 @@ class Forecast:
     sigma: float
     epsilon: float
     protects: str = "row"
+    in_shares: bool = False
     buckets: int | None = None
     mean_noise: float = 0.0
     largest_share: float = MAX_TAU / 2
@@ -74,10 +76,11 @@ class Forecast:
     def least_rows(self) -> int:
         """The number of rows, or parties, from which on more than one component is worth trying.
 
-        Every party adds noise of its own, which then grows with the root of their number.
+        Noise of every party grows with the root of their number; noise in shares does not.
         """
         rows = max(self.mean_noise, self.edge / (2 * self.largest_share))
-        return math.ceil(rows if self.protects == "row" or self.n_rows is None else rows**2 / self.n_rows)
+        is_same = self.protects == "row" or self.in_shares or self.n_rows is None
+        return math.ceil(rows if is_same else rows**2 / (self.n_rows or 1))
 
     @property
     def is_noise(self) -> bool:
