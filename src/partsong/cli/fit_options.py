@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,6 +55,8 @@ HERE = {
 ROW_ONLY = ("row_bound", "mechanism", "centre_radius", "buckets", "n_rows")
 PRIVACY = ("epsilon", "delta", "unit", *ROW_ONLY, "clip", "noise", "relation")
 ROW_MECHANISMS = ("auto", "moment", "centred", "hybrid", "rounds")
+OF_MECHANISMS = {"centre_radius": "centred", "buckets": "moment", "rounds": "rounds"}
+"""Options of privacy of rows that a single mechanism has -> that mechanism."""
 READING = ("label", "transpose", "key", "header")
 PENALTIES = ("alpha_w", "alpha_h", "l1_ratio")
 
@@ -91,6 +93,16 @@ NEEDS = {
 
 # ---- options ----------------------------------------------------------------------------------------------------
 
+
+def ranks(value: str) -> int | list[int]:
+    """Read a rank, or several ranks separated by commas, which come in ascending order."""
+    words = [word.strip() for word in value.split(",")]
+    if any(not (word.isascii() and word.isdecimal() and int(word)) for word in words):
+        raise typer.BadParameter(f"{value!r} is not a whole number above 0, nor several separated by commas.")
+    found = sorted({int(word) for word in words})
+    return found[0] if len(found) == 1 else found
+
+
 KEEPING, MODEL, STOPPING, COMPUTING = "Output", "Model", "Stopping", "Computing"
 FEDERATION, NOISE = "Federation (DATA is a folder of parts)", "Privacy (DATA is a folder of parts)"
 RANKED_PANEL = "Ranks (one file over the processes of mpiexec or torchrun)"
@@ -124,8 +136,16 @@ class FitOptions:
         "Also write a page (.html): components, parties, what each party sent, its ε, and what attacks find. For the "
         "owner of all parts only: the page shows what no party would release.",
     )
-    n_components: int | None = opt(
-        None, MODEL, "Number of components.", "--components", "-k", min=1, show_default="20, or fewer for small data"
+    n_components: Any = opt(
+        None,
+        MODEL,
+        "Number of components. With a private second moment also several, as 5,10,20: one release gives all of them. "
+        "The model has the largest of which all directions are visible; the others are written next to it.",
+        "--components",
+        "-k",
+        parser=ranks,
+        metavar="K[,K…]",
+        show_default="20, or fewer for small data",
     )
     solver: str = opt("hals", MODEL, "Update rule for W and H.", choices=SOLVERS)
     init: str = opt("auto", MODEL, "Initial W and H.", choices=INITS)
@@ -200,21 +220,24 @@ class FitOptions:
         None, NOISE, "Unit that ε protects: any single row, or all data of a party.", choices=("row", "party")
     )
     row_bound: float | None = opt(
-        None, NOISE, "--unit row: rows with a larger norm are scaled down to it. Choose it without looking at the data."
+        None,
+        NOISE,
+        "--unit row: rows with a larger norm are scaled down to it. Choose it without looking at the data. One release "
+        "takes a bound that nearly all rows exceed: it uses only their directions.",
     )
     mechanism: str | None = opt(
         None,
         NOISE,
         "--unit row: moment releases all products of columns once, and any rank follows; hybrid adds three noisy "
-        "rounds; centred is for data with one dominant direction; rounds sends noisy sums in every round; auto takes "
-        "what --n-rows says is best, or the moment.",
+        "rounds; centred is for data with one dominant direction; rounds sends noisy sums in every one of --rounds; "
+        "auto takes what --n-rows says is best, or the moment. What was taken is printed before anything is spent.",
         choices=ROW_MECHANISMS,
         show_default="auto",
     )
     centre_radius: float | None = opt(
         None,
         NOISE,
-        "--mechanism centred: rows of norm 1 are cut to this distance from the mean direction.",
+        "--mechanism centred: rows of norm 1 are cut to this distance from the mean direction. Takes no --row-bound.",
         show_default="0.1",
     )
     buckets: int | None = opt(
@@ -223,12 +246,15 @@ class FitOptions:
     n_rows: int | None = opt(
         None,
         NOISE,
-        "--unit row: a public lower bound of the number of rows, for --mechanism auto and the forecast. Do not compute "
+        "--unit row: a public lower bound of the number of rows, for the forecast and --mechanism auto. Do not compute "
         "it from the data.",
         min=1,
     )
     clip: float | None = opt(
-        None, NOISE, "--unit party: clipping norm of the update H_p − H, whose rows have norm 1.", show_default="1"
+        None,
+        NOISE,
+        "--unit party: clipping norm of the update H_p − H, whose rows have norm 1; with --method moment, of X_pᵀX_p.",
+        show_default="1",
     )
     noise: str | None = opt(
         None, NOISE, "--unit party: noise distribution.", choices=("gaussian", "laplace"), show_default="gaussian"

@@ -24,13 +24,14 @@ from partsong.errors import format_count
 from partsong.estimators import compare
 from partsong.estimators.compare import Candidate, result_of
 from partsong.estimators.federated_nmf import FederatedNMF
+from partsong.methods.moment import MomentProgram
 from partsong.privacy.exposure import worst_party
 from partsong.reporting.html import format_percent
 from partsong.reporting.run_report import PartyHoldings, Report, write_report
 from partsong.solvers.game import SAFE
 from partsong.training.loop import Exclusion, HistoryRow, Training
 from partsong.training.result import FitResult
-from partsong.training.run_folder import MODEL
+from partsong.training.run_folder import MODEL, rank_files
 from partsong.training.simulation import FederatedFit
 
 # ---- fit page ---------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def write_fit_report(path: Path, result: Result, witness: Witness) -> None:
         settings={name: str(value) for name, value in settings.items() if value is not None},
         versions={"partsong": package_version(), "python": platform.python_version(), "numpy": np.__version__},
         never_sent=NEVER_SENT + (OPEN if is_open else ""),
-        privacy=None if fit.spending is None else fit.spending.to_dict(),
+        privacy=result.estimator.privacy_report_,
         is_masked=fit.reduction.hides_uploads,
         attacks=RESUMED if result.options.resume is not None else _attacks(fit, witness),
     )
@@ -164,6 +165,11 @@ class Result:
     @property
     def ending(self) -> str:
         """Why the fit ended, in words."""
+        program = getattr(self.fit, "program", None)
+        if isinstance(program, MomentProgram) and self.run.outcome is Outcome.MAX_ROUNDS:
+            made, of = ("exchange", "method") if self.fit.spending is None else ("release", "mechanism")
+            count = program.exchanges(1, 1)
+            return f"the only {made} of this {of}" if count == 1 else f"all {count} {made}s of this {of}"
         is_one_shot = self.is_federation and methods.method(self.settings["method"]).is_one_shot
         if is_one_shot and self.run.outcome is Outcome.MAX_ROUNDS:
             return "the only round of this method"
@@ -181,7 +187,9 @@ class Result:
         the first one, and why.
 
         With privacy, `epsilon_spent`, `delta`, `unit` and related keys are present, and `simulated` lists what no
-        party would have released; it is known because all parties ran in this process.
+        party would have released; it is known because all parties ran in this process. `mechanism`, `forecast`,
+        `visible_directions` and `verdict` are null for uploads of H, and all but the first for noisy rounds; `ranks`
+        has the model file of each of several ranks.
 
         A method of one round ends with the outcome max-rounds, because it cannot converge.
         """
@@ -193,14 +201,15 @@ class Result:
         if game is not None:
             summary["game"] = game
         if self.is_federation:
-            privacy = (
-                {} if self.fit.spending is None else {**self.fit.spending.to_dict(), "simulated": [*SIMULATED_HERE]}
-            )
             worst = worst_party(estimator.exposures_.values())
-            summary |= {**privacy, "secure_aggregation": self.fit.reduction.hides_uploads, "exposure": worst.to_dict()}
+            summary |= {
+                **({} if self.fit.spending is None else self._privacy(summary["model"])),
+                "secure_aggregation": self.fit.reduction.hides_uploads,
+                "exposure": worst.to_dict(),
+            }
         senders = {party for _, party, up, _ in self.sent if up}
         return summary | {
-            "n_components": self.fit.rank,
+            "n_components": len(self.done.H),
             "shape": self.data.shape,
             "parties": len(self.data.tables),
             "dtype": self.settings["dtype"],
@@ -219,6 +228,20 @@ class Result:
             "resumed_from": self.options.resume,
         }
 
+    def _privacy(self, model: Path) -> dict[str, Any]:
+        """Return the keys of a private run: its cost, its mechanism, and what its release has shown."""
+        estimator, plan = self.estimator, self.estimator.privacy_plan(self.fit)
+        shown = estimator.privacy_report_
+        return {
+            **self.fit.spending.to_dict(),
+            "mechanism": plan.mechanism,
+            "forecast": None if plan.forecast is None else plan.forecast.to_dict(),
+            "visible_directions": estimator.visible_directions_,
+            "verdict": shown.get("verdict"),
+            "ranks": {str(rank): path for rank, path in rank_files(model, estimator.components_by_rank_).items()},
+            "simulated": [*SIMULATED_HERE],
+        }
+
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary lines."""
         summary, spending = self.as_dict(), self.fit.spending
@@ -233,6 +256,8 @@ class Result:
             lines[at] = (lines[at][0], f"{lines[at][1]}, known only in this simulation")
             spent = spending.to_dict()
             promise = f"unit {spent['unit']} ({spent['relation']}): {spent['promise']}"
+            if summary["verdict"] is not None:
+                lines.insert(2, ("verdict", f"{summary['mechanism']}: {summary['verdict']}"))
             lines.insert(2, ("privacy", f"ε = {spent['epsilon_spent']:.4g} spent at δ = {spent['delta']:g}, {promise}"))
         if summary.get("secure_aggregation"):
             lines.insert(
@@ -245,7 +270,12 @@ class Result:
         for party, one in summary["left_out"].items():
             rounds = f"{one['rounds']} of {summary['iterations']} rounds, first {one['first']}"
             lines.append(("left out", f"{visible(party)}: {rounds}"))
-        return lines + places(summary)
+        if summary.get("ranks"):
+            at = [name for name, _ in lines].index("components")
+            why = f"of {', '.join(summary['ranks'])}: the largest of which all directions are visible, or the smallest"
+            lines[at] = (lines[at][0], f"{lines[at][1]}, {why}")
+        ranks = ", ".join(Path(path).name for path in summary.get("ranks", {}).values())
+        return lines + places(summary) + ([("all ranks", ranks)] if ranks else [])
 
 
 def by_party(left_out: Iterable[Exclusion]) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ from partsong.cli.fit_options import (
     INSTEAD,
     METHODS,
     NEEDS,
+    OF_MECHANISMS,
     OF_SOLVERS,
     PARAMETERS,
     PARTIES,
@@ -45,7 +46,7 @@ from partsong.core.interfaces import Outcome, Round
 from partsong.core.parameters import SHARE
 from partsong.core.runtime import graceful_interrupt
 from partsong.core.streams import fresh_seed
-from partsong.errors import CompositionError, FileError, FormatError, ParameterError
+from partsong.errors import CompositionError, FileError, FormatError, InvisibleComponents, ParameterError
 from partsong.estimators.federated_nmf import FederatedNMF
 from partsong.estimators.nmf import NMF
 from partsong.io import model_file
@@ -68,7 +69,8 @@ from partsong.training.checkpoint import (
 )
 from partsong.training.loop import SKIP, Exclusion, Fit, FitObserver, HistoryRow, ResumePoint, Training
 from partsong.training.result import FitResult
-from partsong.training.run_folder import RunFolder
+from partsong.training.run_folder import RunFolder, rank_files
+from partsong.training.simulation import FederatedFit
 from partsong.training.traffic import TrafficRecorder, complete_rounds, missing_traffic
 
 FINISHING = (
@@ -76,6 +78,7 @@ FINISHING = (
     "iteration, if there is one, and a third time to quit."
 )
 CENTRALIZED = "centralized"
+AUTO, CENTRED = "auto", "centred"
 MAY_CHANGE = frozenset({"tol", "max_iter", "rounds", "on_party_error"})
 """Settings that may change when a run is resumed. The noise of a private run is calibrated to its rounds."""
 
@@ -136,6 +139,11 @@ def require_fitting(options: FitOptions, given: Collection[str], kind: str) -> N
             f"{options.method} needs --engine mpi or torch. A folder of parts takes {', '.join(METHODS)}.",
             param_hint="--method",
         )
+    if isinstance(options.n_components, list) and options.epsilon is None:
+        raise typer.BadParameter(
+            "several ranks follow from one private release only. Pass one rank, or a folder of parts with --epsilon.",
+            param_hint="--components",
+        )
     for name, other in NEEDS.items():
         other_value = getattr(options, other)
         if name in given and (other_value is None or other_value is False):
@@ -150,7 +158,10 @@ def reading_of(options: FitOptions) -> ReadOptions:
 def require_outputs(options: FitOptions) -> None:
     """Refuse, before anything is read, outputs that cannot be written or would overwrite another file."""
     outputs = {"--output": options.output, "--weights": options.weights, "--checkpoint": options.checkpoint}
-    require_distinct({"DATA": options.data, **outputs, "--report": options.report})
+    ranks = options.n_components if isinstance(options.n_components, list) else []
+    models = {} if options.output is None else rank_files(options.output, ranks)
+    more = {f"--output (rank {rank})": path for rank, path in models.items()}
+    require_distinct({"DATA": options.data, **outputs, **more, "--report": options.report})
     require_distinct({"--output": options.output, "--weights": options.weights, "--resume": options.resume})
     if options.run_folder is not None:
         folder = resolve_path(options.run_folder)
@@ -311,12 +322,25 @@ def privacy_of(options: FitOptions, given: Collection[str]) -> Privacy | None:
     if options.unit == "party":
         asked |= {"clip": options.clip, "kind": options.noise}
         return PartyPrivacy(options.epsilon, **_set(asked))
-    if options.row_bound is None:
+    mechanism = options.mechanism or AUTO
+    for name, other in OF_MECHANISMS.items():
+        if name in given and mechanism != other and (name, mechanism) != ("rounds", AUTO):
+            raise typer.BadParameter(
+                f"only for --mechanism {other}; here it is {mechanism}. Remove it, or pass --mechanism {other}.",
+                param_hint=output.option(name),
+            )
+    own = {name: getattr(options, name) for name in ROW_ONLY}
+    if mechanism == CENTRED:
+        if "row_bound" in given:
+            raise typer.BadParameter(
+                "--mechanism centred scales every row to norm 1. Remove it.", param_hint="--row-bound"
+            )
+        own["row_bound"] = 1.0
+    elif options.row_bound is None:
         raise typer.BadParameter(
             "--unit row needs a bound on the norm of a row. Pass one that was chosen without looking at the data.",
             param_hint="--row-bound",
         )
-    own = {name: getattr(options, name) for name in ROW_ONLY}
     return RowPrivacy(options.epsilon, **_set({**asked, **own}))
 
 
@@ -393,7 +417,10 @@ class Session(FitObserver):
                 W = self.estimator.fit_transform(tables[ALONE], observer=self)
         else:
             is_seen = self.options.record or self.witness is not None
-            self.estimator.fit(tables, record=is_seen, observer=self)
+            with warnings.catch_warnings():
+                if not self.options.quiet:  # the summary has the verdict
+                    warnings.filterwarnings("ignore", ".*above the noise", InvisibleComponents)
+                self.estimator.fit(tables, record=is_seen, observer=self)
         if self.data.feature_names is not None:
             self.estimator.feature_names_in_ = np.array(self.data.feature_names, dtype=object)
         return W
@@ -404,6 +431,7 @@ class Session(FitObserver):
         options, saved = self.options, self.saved
         self.fit, self.left_out = fit, left_out
         self.settings = self.estimator.run_settings(fit)  # type: ignore[arg-type]
+        self._forecast(fit)
         data = {}
         if options.checkpoint is not None or saved is not None or options.record:
             data = {name: fingerprint(table.X, table.feature_names) for name, table in self.data.tables.items()}
@@ -425,6 +453,18 @@ class Session(FitObserver):
         with self.recorder:
             yield self.recorder.resume_point
 
+    def _forecast(self, fit: Fit) -> None:
+        """Say what to expect before anything is spent; the estimator warns of too little, and speaks if verbose."""
+        if not isinstance(self.estimator, FederatedNMF) or not isinstance(fit, FederatedFit):
+            return
+        plan = self.estimator.privacy_plan(fit)
+        if plan is None or self.options.quiet:
+            return
+        if plan.mechanism not in (None, "rounds") and self.options.rounds is not None and self.saved is None:
+            warn(f"--rounds has no effect on mechanism {plan.mechanism!r}. Use --mechanism rounds for noisy rounds.")
+        if str(plan) and not plan.is_too_little(fit.rank) and not self.estimator.verbose:
+            typer.echo(f"Forecast: {plan}", err=True)
+
     def watch(self, done: Round, row: HistoryRow) -> None:
         """Record a round."""
         self.left_out += [Exclusion(row.iteration, name, reason) for name, reason in self.invalid.items()]
@@ -435,6 +475,11 @@ class Session(FitObserver):
     def end(self, training: Training, result: FitResult) -> None:
         """Record how the fit ended."""
         self.training, self.result = training, result
+
+    @property
+    def _ranks(self) -> list[int]:
+        """Several ranks that follow from one release; empty for one rank."""
+        return list(getattr(self.estimator, "components_by_rank_", ()))
 
     def _open_folder(self, folder: RunFolder, data: Mapping[str, Any]) -> None:
         """Open the run folder; traffic that the resumed run recorded there is kept."""
@@ -466,6 +511,8 @@ class Session(FitObserver):
         for place in (options.output, None if folder is None else folder.path / run_folder.MODEL):
             if place is not None:
                 self.estimator.save(resolve_path(place))
+                for rank, path in rank_files(resolve_path(place), self._ranks).items():
+                    self.estimator.at_rank(rank).save(path)
         if options.weights is not None and W is not None:
             sample_names = self.data.tables[ALONE].sample_names
             write_weights(options.weights, W, sample_names)

@@ -88,7 +88,7 @@ from partsong.training.loop import (
     start_training,
 )
 from partsong.training.result import FitResult, top_features
-from partsong.training.run_folder import MODEL, RunFolder
+from partsong.training.run_folder import MODEL, RunFolder, rank_files
 from partsong.training.simulation import (
     FederatedFit,
     RoundReport,
@@ -747,6 +747,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
 
     def _end_folder(self, folder: RunFolder, kept: RunFolderObserver) -> None:
         self.save(folder.path / MODEL)
+        for rank, path in rank_files(folder.path / MODEL, self.components_by_rank_).items():
+            self.at_rank(rank).save(path)
         result = {
             "outcome": str(self.outcome_),
             "iterations": self.n_iter_,
@@ -823,8 +825,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         Nothing more is spent. Attributes that need rows, such as `relative_error_`, are NaN.
         """
         check_is_fitted(self)
-        if rank not in self.components_by_rank_:
-            known = ", ".join(map(str, self.components_by_rank_)) or "none"
+        others: Mapping[int, np.ndarray] = getattr(self, "components_by_rank_", {})
+        if rank not in others:
+            known = ", ".join(map(str, others)) or "none"
             raise ParameterError(
                 f"rank must be one of the ranks of this fit ({known}); got {rank!r}. Pass a list of ranks as "
                 "n_components.",
@@ -832,7 +835,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
             )
         if rank == len(self.components_):
             return self
-        chosen, H = copy(self), self.components_by_rank_[rank].astype(self.components_.dtype)
+        chosen, H = copy(self), others[rank].astype(self.components_.dtype)
         chosen.components_, chosen.n_components_ = H, rank
         chosen.component_shares_ = np.full(rank, math.nan)
         chosen.relative_error_ = chosen.explained_variance_ = math.nan

@@ -457,6 +457,8 @@ def require_privacy(
 
 
 def _require_private_method(privacy: Privacy, method: str, secure_aggregation: Any, options: Mapping[str, Any]) -> None:
+    if method == "moment":
+        privacy.require_moment()
     if isinstance(privacy, RowPrivacy):
         if "row" not in methods.method(method).privacy:
             raise ParameterError(

@@ -132,11 +132,15 @@ class PartyPrivacy:
         multiplier, most = calibrate_noise(self, self.kind, rounds)
         return PrivateAveraging(plain, MECHANISMS[self.kind](self.clip, multiplier, self.relation), most)
 
-    def _moment_noise(self, shares: int) -> Noise:
+    def require_moment(self) -> None:
+        """Refuse settings that the method "moment" does not have."""
         if self.kind != "gaussian":
             raise CompositionError(
                 f'method="moment" releases with Gaussian noise only; got kind={self.kind!r}. Use kind="gaussian".'
             )
+
+    def _moment_noise(self, shares: int) -> Noise:
+        self.require_moment()
         return Noise(calibrate_noise(self, self.kind, 1)[0], self.relation, shares, "party")
 
     def plan(
@@ -325,12 +329,8 @@ class RowPrivacy:
         one_release = one_release or isinstance(plain, MomentProgram)
         plan = self.plan(plain.rank, n_parties, is_masked, n_features, one_release=one_release)
         name, buckets = plan.mechanism, plan.buckets
-        if name == "rounds" and isinstance(plain, MomentProgram):
-            raise ParameterError(
-                'mechanism="rounds" needs method="exact": method="moment" has no rounds. Use that method, or '
-                'mechanism="moment".',
-                parameter="mechanism",
-            )
+        if isinstance(plain, MomentProgram):
+            self.require_moment()
         if buckets is not None and n_features is not None and buckets > n_features:
             raise ParameterError(
                 f"buckets must be at most the number of columns, {n_features}; got {buckets}. Use fewer, or none.",
@@ -356,6 +356,15 @@ class RowPrivacy:
         per_round = multiplier / math.sqrt((1 - HYBRID_SHARE) / HYBRID_ROUNDS)
         later = self._rounds(plain.rank, per_round, None, shares=shares, **hidden)
         return MomentProgram(plain.rank, first, later, HYBRID_ROUNDS, **hidden)
+
+    def require_moment(self) -> None:
+        """Refuse settings that the method "moment" does not have."""
+        if self.mechanism == "rounds":
+            raise ParameterError(
+                'mechanism="rounds" needs method="exact": method="moment" has no rounds. Use that method, or '
+                'mechanism="moment".',
+                parameter="mechanism",
+            )
 
     def _rounds(self, rank: int, multiplier: float, most: int | None, **hidden: Any) -> PrivateSums:
         return PrivateSums(rank, multiplier, self.row_bound, relation=self.relation, max_releases=most, **hidden)

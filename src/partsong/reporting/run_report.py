@@ -440,13 +440,20 @@ def privacy(report: Report) -> list[Markup]:
     )
     columns = [Column("Party", False), Column("ε spent")]
     rows = [row(columns, [name, format_number(spent)]) for name, spent in account["epsilon_by_party"].items()]
+    shown = [element("p", _of_release(account), class_="verdict")] if "mechanism" in account else []
     noise = f"{account['noise']} noise of {format_number(account['noise_multiplier'])} times the sensitivity. {PLAN}"
     return [
         element("p", verdict, class_="verdict"),
+        *shown,
         table(f"What each party has spent: {noise}", columns, rows),
         element("p", element("strong", "In this simulation only. "), IN_SIMULATION, class_="kept"),
         *masked,
     ]
+
+
+def _of_release(account: Mapping[str, Any]) -> str:
+    """Return what a release of the second moment has shown."""
+    return f"Mechanism {account['mechanism']}: {account['verdict']}"
 
 
 def party_section(report: Report) -> list[Markup]:

@@ -82,6 +82,12 @@ def is_run_folder(folder: Path) -> bool:
     )
 
 
+def rank_files(model: Path, ranks: Collection[int]) -> dict[int, Path]:
+    """Return the files, next to that of the chosen model, of the models of several ranks: model-k05.safetensors."""
+    width = len(str(max(ranks, default=0)))
+    return {rank: model.with_name(f"{model.stem}-k{rank:0{width}}{model.suffix}") for rank in ranks}
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The files of one run; they replace those of an earlier run one by one."""
@@ -114,8 +120,10 @@ class RunFolder:
                 )
             (self.path / CHECKPOINT).unlink()
         clear_traffic(self.path, kept or {})
-        for stale_name in RESULT_FILES:
-            (self.path / stale_name).unlink(missing_ok=True)
+        stem, ending = Path(MODEL).stem, Path(MODEL).suffix
+        ranks = (path for path in self.path.glob(f"{stem}-k*{ending}") if path.stem.removeprefix(f"{stem}-k").isdigit())
+        for stale in (*(self.path / name for name in RESULT_FILES), *ranks):
+            stale.unlink(missing_ok=True)
         write_json(self.path / VERSIONS, versions)
         write_json(self.path / SETTINGS, settings)
 
