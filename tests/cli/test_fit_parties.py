@@ -215,7 +215,7 @@ def test_rounds_and_iterations_are_told_as_the_estimator_does(told, parts):
     assert (loaded.rounds, loaded.n_iter_) == (60, said["iterations"])
 
 
-ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4]
+ROW = ["--epsilon", 3, "--delta", 1e-5, "--unit", "row", "--row-bound", 4, "--mechanism", "rounds"]
 PARTY = ["--epsilon", 3, "--unit", "party", "--method", "fedavg"]
 
 
@@ -253,7 +253,7 @@ def test_the_model_holds_nothing_that_was_not_released(invoke, parts, data_csv):
     assert (stored.relative_error, stored.shares) == (None, None)
     assert "n_samples" not in stored.settings
     assert stored.settings["privacy_spent"]["unit"] == "row"
-    assert partsong.FederatedNMF.load("m.safetensors").privacy == RowPrivacy(3.0, row_bound=4.0)
+    assert partsong.FederatedNMF.load("m.safetensors").privacy == RowPrivacy(3.0, row_bound=4.0, mechanism="rounds")
     invoke("transform", data_csv, "m.safetensors", "-o", "W.csv", "--drop-extra")
 
 

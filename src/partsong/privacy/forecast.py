@@ -145,16 +145,16 @@ class Forecast:
         if self.n_rows is None:
             return f"{head}, more than the mean profile can be expected from about {self.least_rows} {units} on."
         tau = f"(τ = {self.tau:.2g})"
-        if self.is_noise and self.mean_noise:
-            tau = f"(the noise of the mean is {self.mean_noise:.3g} rows)"
-        elif not self.is_noise and not self.mean_noise:
-            reach = "rows that reach the row bound" if self.protects == "row" else "parties that reach the clip"
-            tau = f"(τ = {self.tau:.2g}, for {reach})"
+        if self.is_noise:
+            why = f"(the noise of the mean is {self.mean_noise:.3g} rows)" if self.mean_noise else tau
             others = "" if self.protects == "party" else ", or fewer columns"
             return (
-                f"{head}, expect nothing but noise {tau}. Use a larger epsilon, at least {self.least_rows} {units}"
+                f"{head}, expect nothing but noise {why}. Use a larger epsilon, at least {self.least_rows} {units}"
                 f"{others}."
             )
+        if not self.mean_noise:
+            reach = "rows that reach the row bound" if self.protects == "row" else "parties that reach the clip"
+            tau = f"(τ = {self.tau:.2g}, for {reach})"
         if self.is_mean:
             return (
                 f"{head}, expect the mean profile alone {tau}: use one component. More can be expected from about "
