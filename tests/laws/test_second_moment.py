@@ -33,6 +33,7 @@ from partsong.privacy.second_moment import (
     COUNT_SHARE,
     COUNT_UNIT,
     MeanOfDirections,
+    MomentOfBuckets,
     MomentOfParty,
     MomentOfRows,
     Noise,
@@ -123,6 +124,123 @@ def test_rows_of_extreme_length_have_a_direction_or_none(size):
     found = mean.quantize(np.array([[size, size, 0.0]])) * mean.unit
     assert np.linalg.norm(found) <= 1
     assert found.any() == (1e-150 < size < 1e150)
+
+
+# --- buckets ---------------------------------------------------------------------------------------------------------
+
+BUCKETS = [MomentOfBuckets(BOUND, 3, Noise(MULTIPLIER, relation)) for relation in RELATIONS]
+
+
+def bucketed(moment, X):
+    """The sums (l × m) without noise, as they are released."""
+    m = X.shape[1]
+    return (moment.of(X) * moment.unit(m)).reshape(moment.buckets, m)
+
+
+@pytest.mark.parametrize("moment", BUCKETS, ids=RELATIONS)
+def test_no_row_of_small_integers_changes_buckets_more_than_the_sensitivity(moment):
+    """All rows with entries 0 … 2 in five columns, in pairs; three buckets, of which one has a single column."""
+    m, most = 5, moment.sigma(5) / MULTIPLIER
+    assert most == pytest.approx(moment.bucket_bound(m) * BOUND * (math.sqrt(2) if moment is BUCKETS[1] else 1))
+    every = np.array(list(itertools.product(range(3), repeat=m)), np.float64)
+    cut = np.array([bucketed(moment, row[None]).ravel() for row in every])
+    if moment.noise.relation == "add-or-remove":
+        sizes = np.linalg.norm(cut, axis=1)
+    else:
+        sizes = np.linalg.norm(cut[:, None] - cut[None], axis=2).ravel()
+    assert sizes.max() <= most
+    assert sizes.max() > 0.999 * most, "the bound is not loose"
+
+
+@given(
+    X=hnp.arrays(np.float64, (2, 7), elements=st.floats(0, 1e6)),
+    bound=st.floats(1e-3, 1e3),
+    buckets=st.integers(1, 7),
+    relation=st.sampled_from(RELATIONS),
+)
+def test_no_row_at_all_changes_buckets_more_than_the_sensitivity(X, bound, buckets, relation):
+    moment = MomentOfBuckets(bound, buckets, Noise(1.0, relation))
+    first, second = (bucketed(moment, row[None]) for row in X)
+    most = moment.bucket_bound(7) * bound
+    assert max(np.linalg.norm(first), np.linalg.norm(second)) <= most * (1 + 1e-15)
+    assert np.linalg.norm(first - second) <= math.sqrt(2) * most * (1 + 1e-15)
+    assert moment.sigma(7) >= (most if relation == "add-or-remove" else math.sqrt(2) * most)
+
+
+@given(
+    X=hnp.arrays(np.float64, (1, 11), elements=st.floats(0, 1e3)).filter(lambda X: np.linalg.norm(X) > 1e-3),
+    buckets=st.integers(1, 11),
+)
+def test_every_row_of_the_bound_has_buckets_of_norm_kappa(X, buckets):
+    """‖Bᵀx‖ ≥ ‖x‖ / √(largest bucket) for x ≥ 0, so that every row at the bound counts for κ, and no row for more."""
+    moment = MomentOfBuckets(float(np.linalg.norm(X)) / 2, buckets, Noise(1.0))
+    B = moment.assignment(11)
+    x = X[0] / 2
+    assert np.linalg.norm(x @ B) >= moment.bucket_bound(11) * (1 - 1e-12)
+    assert np.linalg.norm(bucketed(moment, X)) == pytest.approx(moment.bucket_bound(11) * moment.bound, rel=1e-4)
+
+
+def test_short_rows_are_not_cut_in_buckets():
+    moment, x = BUCKETS[0], np.array([[0.1, 0.0, 0.2, 0.0, 0.0]])
+    y = x @ moment.assignment(5)
+    assert np.linalg.norm(y) < moment.bucket_bound(5)
+    assert_allclose(bucketed(moment, x), y.T @ x, atol=1e-5)
+
+
+def test_buckets_hold_the_moment_of_weighted_rows():
+    """Σ y xᵀ = Bᵀ M for M = Σ w x xᵀ, w = κ/‖Bᵀx‖, and so Z B is symmetric."""
+    moment, X = MomentOfBuckets(0.1, 4, Noise(1.0)), rows(50, 9)
+    B, x = moment.assignment(9).toarray(), 0.1 * X / np.linalg.norm(X, axis=1, keepdims=True)
+    weights = moment.bucket_bound(9) / np.linalg.norm(x @ B, axis=1)
+    assert (weights <= 1).all()
+    wanted = B.T @ (x.T * weights) @ x
+    found = bucketed(moment, X)
+    assert_allclose(found, wanted, rtol=1e-4)
+    assert_allclose(found @ B, (found @ B).T, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("m", "buckets"), [(5, 3), (10, 10), (100, 7), (3, 1)])
+def test_columns_are_in_buckets_of_nearly_equal_size(m, buckets):
+    B = MomentOfBuckets(1.0, buckets, Noise(1.0)).assignment(m).toarray()
+    assert_allclose(B.T @ B, np.eye(buckets), atol=1e-12)
+    assert set((B > 0).sum(axis=0)) <= {m // buckets, -(-m // buckets)}
+    assert ((B > 0).sum(axis=1) == 1).all()
+    assert_array_equal(B, MomentOfBuckets(9.0, buckets, Noise(2.0)).assignment(m).toarray())
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array, sp.csc_array])
+def test_sums_of_buckets_are_exact_in_any_order_split_and_form(form, monkeypatch):
+    moment, X = BUCKETS[0], rows(500, 7, density=0.5)
+    whole = moment.of(form(X))
+    one_by_one = [moment.of(row[None]).astype(object) for row in X]
+    assert_array_equal(whole, sum(one_by_one).astype(np.int64))
+    order = np.random.default_rng(1).permutation(500)
+    assert_array_equal(whole, moment.of(form(X[order])))
+    assert_array_equal(whole, moment.of(form(X[:123])) + moment.of(form(X[123:])))
+    monkeypatch.setattr(second_moment, "BLOCK", 64)
+    assert_array_equal(whole, moment.of(form(X)))
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_noise_of_buckets_is_the_same_in_every_entry(relation, shares):
+    moment, m = MomentOfBuckets(BOUND, 100, Noise(MULTIPLIER, relation, shares)), 300
+    nothing = np.zeros(100 * m, np.int64)
+    drawn = sum(moment.add_noise(nothing, InsecureSource(3, relation, one)) for one in range(shares)) * moment.unit(m)
+    assert np.std(drawn) / moment.sigma(m) == pytest.approx(1, abs=0.02)
+    expected = MULTIPLIER * BOUND**2 / math.sqrt(3) * (math.sqrt(2) if relation == "replace" else 1)
+    assert moment.sigma(m) == pytest.approx(expected)
+
+
+def test_more_rows_than_sums_can_hold_are_refused(monkeypatch):
+    """By their number alone, before anything is computed, in every kind of moment."""
+    monkeypatch.setattr(second_moment, "MAX_ROWS", 10)
+    few, many = rows(10, 4), rows(11, 4)
+    mean = MeanOfDirections(Noise(1.0))
+    for of in (ROWS[0].of, BUCKETS[0].of, lambda X: mean.sums(mean.quantize(X))):
+        assert of(few).size
+        with pytest.raises(ParameterError, match="at most 10 rows"):
+            of(many)
 
 
 # --- whole numbers ---------------------------------------------------------------------------------------------------
@@ -414,6 +532,32 @@ def test_a_missing_clip_is_found(monkeypatch):
     moment = LOUD
     monkeypatch.setattr(MomentOfRows, "quantize", lambda self, X: np.rint(np.asarray(X) / self.row_unit))
     assert is_refuted(moment, ONE_MORE)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_buckets_that_are_not_cut_are_found(monkeypatch, is_cut):
+    """κ is what bounds a row: without it, a row of all columns of one bucket has a larger sum."""
+    m, moment = 6, MomentOfBuckets(1.0, 2, Noise(0.7))
+    row = (moment.assignment(m).toarray()[:, 0] > 0).astype(np.float64)[None]
+
+    def sums(X):
+        with monkeypatch.context() as patch:
+            if not is_cut:
+                patch.setattr(MomentOfBuckets, "bucket_bound", lambda self, columns: self.bound)
+            assert moment.bucket_unit(m) == moment.row_unit
+            return moment.of(X)
+
+    def seen(X, label):
+        clean = sums(X)
+
+        def transcript(number):
+            return moment.add_noise(clean, InsecureSource(19, label, number)) * moment.unit(m)
+
+        return transcript
+
+    empty = np.zeros((2, m))
+    finding = audit(seen(empty, "a"), seen(np.vstack([empty, row]), "b"), runs=RUNS, delta=DELTA)
+    assert finding.refutes_gaussian(1 / moment.noise.multiplier) == (not is_cut)
 
 
 def test_half_the_noise_is_found():

@@ -136,11 +136,7 @@ class MomentOfRows:
     def sums(self, quantized_rows: Any) -> Any:
         """The upper triangle of Σ x xᵀ, row by row, in whole units (int64); never an object of n × m × m."""
         n, m = quantized_rows.shape
-        if n > MAX_ROWS:
-            # the message must not reveal the number of rows
-            raise ParameterError(
-                f"Sums are exact for at most {MAX_ROWS} rows per party; there are more. Split the party."
-            )
+        _require_exact(n)
         total = np.zeros((m, m), np.int64)
         for start in range(0, n, BLOCK):
             rows = quantized_rows[start : start + BLOCK]
@@ -249,6 +245,7 @@ class MomentOfBuckets:
     def of(self, X: Any) -> Any:
         """The sums over the rows of X, in whole units (int64, l m numbers), without noise."""
         m = X.shape[1]
+        _require_exact(X.shape[0])
         B, total = self.assignment(m), np.zeros((self.buckets, m), np.int64)
         member, scale = (B > 0).astype(np.float64), B.max(axis=0).toarray().ravel() * self.row_unit
         for start in range(0, X.shape[0], BLOCK):
@@ -293,6 +290,7 @@ class MeanOfDirections:
 
     def sums(self, quantized_rows: Any) -> Any:
         """Σ x/‖x‖ in whole units, and then the number of rows in units of 2⁻²⁰ (m + 1, int64)."""
+        _require_exact(quantized_rows.shape[0])
         total = np.asarray(quantized_rows.sum(axis=0)).ravel().astype(np.int64)
         return np.append(total, np.int64(round(quantized_rows.shape[0] / COUNT_UNIT)))
 
@@ -308,6 +306,12 @@ class MeanOfDirections:
         count = max(1.0, float(noisy[-1]) * COUNT_UNIT)
         mean = np.maximum(noisy[:-1] * self.unit, 0.0) / count
         return mean / max(1.0, float(np.linalg.norm(mean))), count
+
+
+def _require_exact(n_rows: int) -> None:
+    """Refuse more rows than sums are exact for; the message must not reveal their number."""
+    if n_rows > MAX_ROWS:
+        raise ParameterError(f"Sums are exact for at most {MAX_ROWS} rows per party; there are more. Split the party.")
 
 
 def triangle_of(matrix: Any) -> Any:
