@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
+from experiments.privacy.moment_tables import HELD_OUT, NAMES
 from partsong.privacy.accounting import largest_mu
 from partsong.privacy.forecast import MAX_TAU, Forecast
 
@@ -83,7 +84,7 @@ def _forecast_row(name: str, cells: Cells) -> list[str]:
             errors.append(abs(forecast.expected_error(*guess) - _error(found["moment"])))
     near, close = sum(one <= SLACK for one in counts), sum(one <= CLOSE for one in errors)
     shown = [f"{near} of {len(counts)}", str(max(counts)), f"{close} of {len(errors)}"]
-    return [name, str(len(counts)), *shown, f"{median(errors):.3f}", f"{max(errors):.3f}"]
+    return [_shown(name), str(len(counts)), *shown, f"{median(errors):.3f}", f"{max(errors):.3f}"]
 
 
 def _auto_row(name: str, cells: Cells) -> list[str]:
@@ -99,7 +100,11 @@ def _auto_row(name: str, cells: Cells) -> list[str]:
             likely.append(losses[-1])
     fine = sum(one <= CLOSE / 2 for one in losses)
     worst = max(likely, default=math.nan)
-    return [name, str(len(losses)), f"{fine} of {len(losses)}", f"{median(losses):.3f}", f"{worst:.3f}"]
+    return [_shown(name), str(len(losses)), f"{fine} of {len(losses)}", f"{median(losses):.3f}", f"{worst:.3f}"]
+
+
+def _shown(name: str) -> str:
+    return f"{HELD_OUT[name]} (left out)" if name in HELD_OUT else NAMES[name]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -27,10 +27,12 @@ RANK = 10
 COLUMNS = {"mnist": 784, "fashion": 784, "tcga": 1000, "stack_overflow": 2000, "rt_polarity": 2000, "movielens": 1000}
 NAMES = {"mnist": "MNIST", "fashion": "Fashion", "tcga": "TCGA", "stack_overflow": "Stack Overflow",
          "rt_polarity": "film reviews", "movielens": "MovieLens"}  # fmt: skip
+HELD_OUT = {"faces": "faces", "cifar": "CIFAR-10, gray", "hpa": "tissues (m = 61)", "brain": "brain cells",
+            "goodreads": "Goodreads", "google_news": "news titles", "bbc_news": "BBC news"}  # fmt: skip
 WAYS = {"moment": "moment", "hybrid": "hybrid", "rounds": "rounds", "sgd": "DP-SGD", "centred": "centred"}
 TOPIC_LOSS = 0.1
 """NPMI that useful topics may lose."""
-DIGITS = 5
+DIGITS, SEEN = 5, 0.11
 
 Runs = Mapping[tuple[str, int, float, int, str], Sequence[Mapping[str, Any]]]
 """Records of all seeds by data set, rows, ε, rank and mechanism."""
@@ -38,13 +40,11 @@ Tuned = Callable[[str, int, float], list[float]]
 
 
 def line_of(record: Mapping[str, Any]) -> str:
-    """A line of the log: with rounded numbers, no ε where there is no noise, and no visible directions if not known."""
+    """A line of the log: with rounded numbers, without seconds, and without visible directions if not known."""
     shown = {name: round(value, DIGITS) if isinstance(value, float) else value for name, value in record.items()}
-    if shown["epsilon"] == math.inf:
-        del shown["epsilon"]
     if shown.get("visible", -1) < 0:
-        del shown["visible"]
-    return json.dumps({name: value for name, value in shown.items() if name != "seconds"})
+        shown.pop("visible", None)
+    return json.dumps({name: value for name, value in shown.items() if name != "seconds"}, separators=(",", ":"))
 
 
 def read(path: Path) -> Runs:
@@ -53,7 +53,7 @@ def read(path: Path) -> Runs:
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         run = json.loads(line)
         if "data" in run:
-            found[run["data"], run["n"], run.get("epsilon", math.inf), run["rank"], run["how"]].append(run)
+            found[run["data"], run["n"], run["epsilon"], run["rank"], run["how"]].append(run)
     return dict(found)
 
 
@@ -104,7 +104,11 @@ def errors(runs: Runs, data: str, tuned: Tuned) -> str:
         line.append(_number(mean(runs, "error", data, n, epsilon, "mean", rank=1)))
         for way in ways:
             found = values(runs, "error", data, n, epsilon, way)
-            shown = mean_and_spread(found) if way == "moment" else _number(mean(runs, "error", data, n, epsilon, way))
+            shown = (
+                mean_and_spread(found)
+                if way in ("moment", "centred")
+                else _number(mean(runs, "error", data, n, epsilon, way))
+            )
             line.append(_marked(shown, bool(found) and float(np.mean(found)) <= bound))
         if is_tuned:
             found = tuned(data, n, epsilon)
@@ -153,15 +157,35 @@ def tables(runs: Runs, tuned: Tuned) -> dict[str, str]:
     return made
 
 
+def of_parties(records: Sequence[Mapping[str, Any]], runs: Runs) -> str:
+    """Parties × ε for both relations: errors of the moment at party level; bold as for 10000 rows."""
+    bound, lines = half(runs, "error", "mnist", 10000) if runs else 0.0, []
+    cells = {(one["parties"], one["epsilon"], one["relation"]) for one in records}
+    relations = ("zero-out", "replace")
+    for parties, epsilon in sorted({cell[:2] for cell in cells}):
+        line = [str(parties), f"{epsilon:g}"]
+        for relation in relations:
+            here = [
+                one
+                for one in records
+                if (one["parties"], one["epsilon"], one["relation"]) == (parties, epsilon, relation)
+            ]
+            found, visible = [one["error"] for one in here], [one["visible"] for one in here]
+            line += [f"{here[0]['tau']:.2g}", _range(visible), _marked(mean_and_spread(found), np.mean(found) <= bound)]
+        lines.append(line)
+    head = [column for relation in relations for column in (f"{relation}: τ", "visible", "error")]
+    return table(["parties", "ε", *head], lines)
+
+
 def picture(runs: Runs) -> str:
-    """The share of the gain of ten components over one that the moment keeps, over τ; below zero drawn as zero."""
+    """The share of the gain of ten components over one that the moment keeps, over τ; shares below SEEN as zero."""
     lines = []
     for data, name in NAMES.items():
         points = []
         for n, epsilon in cells_of(runs, data):
             one, ten = (pooled(runs, "error", data, n, rank) for rank in (1, RANK))
             kept = (one - mean(runs, "error", data, n, epsilon, "moment")) / (one - ten)
-            points.append((log10(tau(data, n, epsilon)), max(0.0, kept)))
+            points.append((log10(tau(data, n, epsilon)), kept if kept >= SEEN else 0.0))
         if points:
             places, heights = zip(*sorted(points), strict=True)
             lines.append(Line(name, style_of(len(lines)), places, heights))
@@ -185,6 +209,9 @@ def _marked(shown: str, is_useful: bool) -> str:
 
 def _visible(runs: Runs, data: str, n: int, epsilon: float) -> str:
     """The visible directions of the moment: the least and the most of all seeds."""
-    found = values(runs, "visible", data, n, epsilon, "moment")
+    return _range(values(runs, "visible", data, n, epsilon, "moment"))
+
+
+def _range(found: Sequence[float]) -> str:
     least, most = int(min(found, default=0)), int(max(found, default=0))
     return str(least) if least == most else f"{least}–{most}"

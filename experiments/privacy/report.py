@@ -2,9 +2,10 @@
 
     python -m experiments.privacy.report docs/results
 
-The folder holds privacy-moments.jsonl, privacy-parties.jsonl, privacy-shipped.jsonl, privacy-rows.jsonl,
-privacy-sensitivity.jsonl and privacy-masking.jsonl, or some of them. Replaces the text between `<!-- table: NAME -->`
-and `<!-- end -->`, and nothing else. `--print` prints every table in full.
+The folder holds privacy-moments.jsonl, privacy-held-out.jsonl, privacy-moment-parties.jsonl, privacy-parties.jsonl,
+privacy-shipped.jsonl, privacy-rows.jsonl, privacy-sensitivity.jsonl and privacy-masking.jsonl, or some of them.
+Replaces the text between `<!-- table: NAME -->` and `<!-- end -->`, and nothing else. `--print` prints every table in
+full.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from experiments.game.runs import read_lines
 from experiments.privacy import moment_tables
 from experiments.privacy import tables as privacy_tables
+from experiments.privacy.forecast_tables import forecast_tables
 from experiments.privacy.methods import METHODS, SIGNED
 from experiments.privacy.parties import DIGITS, FEW, FORMS, MANY, ROW_LEVEL, SEVERAL
 from experiments.privacy.rows import STUDIES
@@ -143,6 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     moments = moment_tables.read(chosen.folder / "privacy-moments.jsonl")
     tables |= moment_tables.tables(moments, lambda data, n, epsilon: tuned_errors(rows, data, n, epsilon))
     pictures["privacy-moments"] = moment_tables.picture(moments)
+    if of_parties := read_lines(chosen.folder / "privacy-moment-parties.jsonl"):
+        tables["moments-parties"] = moment_tables.of_parties(of_parties, moments)
+    held_out = read_lines(chosen.folder / "privacy-held-out.jsonl")
+    if moments and held_out:
+        tables |= forecast_tables([*held_out, *(run for cell in moments.values() for run in cell)])
     moved, masked = (read_lines(chosen.folder / f"privacy-{name}.jsonl") for name in ("sensitivity", "masking"))
     if moved:
         tables |= {"moves": privacy_tables.moves(moved), "growth": privacy_tables.growth(moved)}

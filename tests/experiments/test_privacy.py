@@ -2,11 +2,13 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.leakage import sketches as leakage_sketches
+from experiments.privacy import moment_tables
 from experiments.privacy import parties as privacy_parties
 from experiments.privacy import report as privacy_report
 from experiments.privacy import rows as privacy_rows
@@ -17,8 +19,10 @@ from experiments.privacy.methods import DATA_FREE, DELTA, SIGNED, Setting, data_
 from experiments.privacy.rows import STUDIES
 from experiments.privacy.runs import TUNING_SEED, Trial, chosen_setting, known, line_of, result_of
 from experiments.shared import datasets
+from experiments.shared.document import BLOCK
 from partsong.privacy.accounting import Ledger
 
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 TABLES = ("printed-gaussian", "parties-gaussian-replace", "floors", "clips", "rows-tcga", "ridges", "moves", "masking")
 
 
@@ -171,6 +175,60 @@ def test_report_replaces_tables_and_nothing_else(folder):
     assert (folder / "privacy-printed-gaussian.svg").read_text("utf-8").startswith("<svg")
     privacy_report.main([str(folder), "--document", str(document)])
     assert document.read_text("utf-8") == text
+
+
+@pytest.fixture(scope="module")
+def moments():
+    """The committed runs of the second moment."""
+    return moment_tables.read(RESULTS / "privacy-moments.jsonl")
+
+
+def test_a_line_of_the_moment_has_what_the_tables_need():
+    record = {"data": "mnist", "n": 300, "epsilon": math.inf, "rank": 10, "seed": 0, "how": "pooled"}
+    line = moment_tables.line_of({**record, "error": 0.123456789, "visible": -1, "seconds": 1.5})
+    assert json.loads(line) == {**record, "error": 0.12346}
+    assert json.loads(moment_tables.line_of({**record, "error": 0.5, "visible": 0}))["visible"] == 0
+
+
+def test_the_page_has_the_tables_of_the_recorded_moments(moments):
+    rows = known(RESULTS / "privacy-rows.jsonl")
+    made = moment_tables.tables(moments, lambda data, n, e: privacy_report.tuned_errors(rows, data, n, e))
+    page = {block["name"]: block[3].strip() for block in BLOCK.finditer((RESULTS / "privacy.md").read_text("utf-8"))}
+    assert len(made) == 5
+    assert all(page[name] == table for name, table in made.items())
+    assert (RESULTS / "privacy-moments.svg").read_text("utf-8") == moment_tables.picture(moments)
+
+
+@pytest.mark.parametrize(
+    ("data", "n", "epsilon", "how", "most"),
+    [
+        ("mnist", 1000, 3.0, "moment", 0.69),
+        ("mnist", 3000, 1.0, "moment", 0.68),
+        ("mnist", 10000, 1.0, "moment", 0.62),
+        ("mnist", 60000, 1.0, "hybrid", 0.60),
+        ("fashion", 3000, 1.0, "moment", 0.48),
+        ("tcga", 844, 1.0, "centred", 0.145),
+        ("tcga", 844, 10.0, "centred", 0.118),
+    ],
+)
+def test_the_moment_passes_its_gates(moments, data, n, epsilon, how, most):
+    assert len(moment_tables.values(moments, "error", data, n, epsilon, how)) == 5
+    error = moment_tables.mean(moments, "error", data, n, epsilon, how)
+    assert error <= most
+    assert f"| {error:.3f} |" in (RESULTS / "privacy.md").read_text("utf-8")
+
+
+def test_useful_keeps_half_of_the_gain_of_ten_components():
+    one = {"seed": 0, "visible": 3}
+    runs = {
+        ("mnist", 300, math.inf, 1, "pooled"): [{**one, "error": 0.8}],
+        ("mnist", 300, math.inf, 10, "pooled"): [{**one, "error": 0.4}],
+        ("mnist", 300, 1.0, 1, "mean"): [{**one, "error": 0.9}],
+        ("mnist", 300, 1.0, 10, "moment"): [{**one, "error": 0.59}],
+        ("mnist", 300, 1.0, 10, "rounds"): [{**one, "error": 0.61}],
+    }
+    *_, line = moment_tables.tables(runs, lambda data, n, epsilon: [])["moments-mnist"].splitlines()
+    assert line == "| 300 | 1 | 0.49 | 3 | 0.900 | **0.590** | 0.610 | 0.400 |"
 
 
 def test_attacks_on_sketches_are_written_down(tmp_path, capsys):
