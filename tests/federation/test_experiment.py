@@ -61,6 +61,8 @@ RUNS = {
     "asyn-ssd-v": {"rho": 2, "sketch": "hadamard", "sketch_ratio": 0.5, "local_steps": 2},
     "secure-dsanls": {"rounds": 3, "sketch_dimension": 4, "columns_sketch": "gaussian", "columns_ratio": 0.5},
     "secure-dsanls, masked": {"rounds": 3, "sketch": "hadamard", "sketch_dimension": 4, "secure_aggregation": True},
+    "moment": {},
+    "moment, masked": {"secure_aggregation": True},
     "game": {"order": "random", "step": 0.01, "step_decay": 0.1, "leader": "rows"},
     "game-consensus": {"order": "alternating", "self_play": "max", "shrink": 0.9, "local_steps": 2},
     "game-consensus, masked": {"local_steps": 2, "secure_aggregation": True},

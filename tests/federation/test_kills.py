@@ -53,6 +53,30 @@ def private_masked_run(folder):
     return private_run(folder, secure_aggregation=True)
 
 
+def moment_run(folder, mechanism="moment", **settings):
+    """Exchanges of different costs, with a budget that covers them once."""
+    policy = Policy(privacy=PrivacyBudget(8.0 * (1 + 1e-9), insecure_noise=True))
+    asked = {"unit": "row", "epsilon": 8.0, "row_bound": 2.0, "mechanism": mechanism}
+    experiment = Experiment("exact", 3, seed=1, privacy=asked, **settings)
+    return Federation(folder, experiment, policy=policy, build=noisy_plan)
+
+
+def masked_moment_run(folder):
+    return moment_run(folder, secure_aggregation=True)
+
+
+def centred_run(folder):
+    return moment_run(folder, "centred")
+
+
+def hybrid_run(folder):
+    return moment_run(folder, "hybrid")
+
+
+def masked_hybrid_run(folder):
+    return moment_run(folder, "hybrid", secure_aggregation=True)
+
+
 RUNS = {
     "open": open_run,
     "secure_aggregation": masked_run,
@@ -60,6 +84,11 @@ RUNS = {
     "anew": anew_run,
     "private": private_run,
     "private and masked": private_masked_run,
+    "moment": moment_run,
+    "moment and masked": masked_moment_run,
+    "centred": centred_run,
+    "hybrid": hybrid_run,
+    "hybrid and masked": masked_hybrid_run,
 }
 
 
@@ -101,7 +130,10 @@ def require_unharmed(federation, deaths, rounds):
         attempts = [line["attempt"] for line in site.ledger.chain.lines()]
         assert attempts == [["run-1", *at] for at in charges(federation, name)]
         if federation.experiment.privacy:
-            assert site.ledger.load().privacy_ledger.costs == federation.record().accounts.ledgers[name].costs
+            charged = site.ledger.load().privacy_ledger
+            assert charged.costs == federation.record().accounts.ledgers[name].costs
+            assert charged.epsilon(1e-5) <= federation.experiment.privacy["epsilon"] * (1 + 1e-9)
+            require_consistent(site.ledger, site.audit)
         sent = {}
         for line in _lines(site):
             nonce = (line["run"], line["round"], line["attempt"], line["kind"], line["phase"])
@@ -131,6 +163,11 @@ def kill_at_each(monkeypatch, tmp_path, kind, victim, every, first=1):
         ("open", "server", 9),
         ("secure_aggregation", "server", 23),
         ("unheard", "north", 127),
+        ("moment", "north", 7),
+        ("moment and masked", "server", 17),
+        ("hybrid", "north", 23),
+        ("hybrid", "server", 13),
+        ("hybrid and masked", "north", 61),
     ],
 )
 def test_a_kill_between_two_writes_loses_nothing(monkeypatch, tmp_path, kind, victim, every):
@@ -144,7 +181,7 @@ def test_a_kill_between_any_two_writes_loses_nothing(monkeypatch, tmp_path, kind
     kill_at_each(monkeypatch, tmp_path, kind, victim, 1)
 
 
-@pytest.mark.parametrize("make", [private_run, private_masked_run])
+@pytest.mark.parametrize("make", [private_run, private_masked_run, centred_run, hybrid_run, masked_hybrid_run])
 def test_the_accounts_of_the_server_are_those_of_the_sites(tmp_path, make):
     federation = make(tmp_path)
     list(federation.rounds())

@@ -165,6 +165,7 @@ on_party_error = "skip"
 unit = "row"
 epsilon = 3.0
 row_bound = 10.0
+mechanism = "rounds"
 """
 
 
@@ -299,7 +300,11 @@ OF_EXPERIMENTS = 'method = "exact"\nrank = 3\nrounds = 2\n'
             " has version = 2, and this partsong reads versions up to 1. Update",
         ),
         (Experiment.read, "methode = 'exact'", " has no setting 'methode'. Did you mean 'method'?"),
-        (Experiment.read, "method = 'exact'\nrank = 3", " needs rounds: a whole number of at least 1. Add it."),
+        (
+            Experiment.read,
+            "method = 'exact'\nrank = 3",
+            ': method = "exact" needs rounds: a whole number of at least 1. Add it.',
+        ),
         (Experiment.read, OF_EXPERIMENTS + "options = {}", " has no setting 'options'."),
         (Experiment.read, OF_EXPERIMENTS + "seed = '7'", ": seed must be a whole number of at least 0 and at most"),
         (Experiment.read, OF_EXPERIMENTS + "mask_bound = 0", ": mask_bound must be a number above 0; got 0."),

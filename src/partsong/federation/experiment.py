@@ -22,8 +22,16 @@ from partsong.engines.rounds import sample_participants
 from partsong.errors import ParameterError
 from partsong.estimators.parties import require_privacy
 from partsong.estimators.validation import stop_of
-from partsong.federation.toml_files import FINITE, Positive, parse_table, read_table, require_known
-from partsong.methods.privacy_request import Privacy, build_secure_sum, privacy_from_dict
+from partsong.federation.toml_files import FINITE, Positive, one_of, parse_table, read_table, require_known
+from partsong.methods.moment import MomentProgram
+from partsong.methods.privacy_request import (
+    ROW_MECHANISMS,
+    Privacy,
+    PrivacyPlan,
+    RowPrivacy,
+    build_secure_sum,
+    privacy_from_dict,
+)
 from partsong.methods.registry import Problem, private_methods
 from partsong.secure_aggregation.messages import Roster
 from partsong.secure_aggregation.protocol import SecureSum
@@ -96,16 +104,29 @@ class PrivacyTable:
     clip: float | None = None
     kind: str | None = None
     row_bound: float | None = None
-    mechanism: str | None = None
+    mechanism: Annotated[str, one_of(ROW_MECHANISMS)] | None = None
     centre_radius: float | None = None
-    buckets: int | None = None
-    n_rows: int | None = None
-    n_features: int | None = None
+    buckets: Positive | None = None
+    n_rows: Positive | None = None
+    n_features: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.centre_radius is not None and self.mechanism != "centred":
+            stated = "no mechanism" if self.mechanism is None else f'mechanism = "{self.mechanism}"'
+            raise ParameterError(f'centre_radius is for mechanism = "centred"; got {stated}. Remove it.')
+        if self.n_rows is not None and self.n_features is None:
+            raise ParameterError(
+                f"n_rows = {self.n_rows} says nothing without the number of columns. Add n_features, the number of "
+                "columns that all sites have."
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """What server and sites run: the same values build the same program, reduction and schedule everywhere.
+
+    `rounds` may be left out, and has no effect, where the method or the mechanism of privacy says how many exchanges
+    there are: one for one-shot methods and the moment, two for "centred", four for "hybrid".
 
     `columns`: "same" if all sites must hold the same ones, "common" to take those that all have. `mask_bound`: the
     largest number that a party adds to a masked sum. In an asynchronous run (`is_asynchronous`), a round is as many
@@ -117,7 +138,7 @@ class Experiment:
 
     method: str
     rank: Positive
-    rounds: Positive
+    rounds: Positive = 0
     local_steps: Positive | None = None
     align: str | None = None
     init_mode: str | None = None
@@ -142,6 +163,9 @@ class Experiment:
         self._check_options()
         if self.privacy:
             parse_table(self.privacy, PrivacyTable, "privacy")
+            if self.privacy.get("unit") == "row":
+                object.__setattr__(self, "privacy", {"mechanism": "auto", **self.privacy})
+        self._complete_rounds()
         if self.text_rule is not None and self.privacy:
             raise ParameterError(
                 "Sites agree on words by sums without noise, so a run over texts cannot keep a privacy budget. Remove "
@@ -154,6 +178,16 @@ class Experiment:
                 self.promise, self.secure_aggregation, self.method, options=self._own_options, time_budget=None
             )
         methods.method(self.method).build(Problem(self.rank, rounds=self.rounds), self._own_options)
+
+    def _complete_rounds(self) -> None:
+        """Require `rounds`, unless something else says how many exchanges there are."""
+        if self.rounds:
+            return
+        promise = self.promise
+        is_set = methods.method(self.method).is_one_shot or (isinstance(promise, RowPrivacy) and promise.sets_exchanges)
+        if not is_set:
+            raise ParameterError(f'method = "{self.method}" needs rounds: a whole number of at least 1. Add it.')
+        object.__setattr__(self, "rounds", 1)
 
     def _check_options(self) -> None:
         """Refuse options that the method does not take, and values that they cannot have."""
@@ -200,6 +234,11 @@ class Experiment:
         return parse_table({**given, "options": options}, Experiment, where)
 
     @staticmethod
+    def from_message(table: Mapping[str, Any]) -> Experiment:
+        """Parse what `to_dict` wrote, now or in an older version: privacy of rows by rounds is without a mechanism."""
+        return Experiment.from_table({**table, "privacy": _with_mechanism(table.get("privacy"))})
+
+    @staticmethod
     def read(path: Path) -> Experiment:
         return Experiment.from_table(read_table(path, Experiment), str(path))
 
@@ -211,6 +250,8 @@ class Experiment:
         for name in ("words", "participation"):  # which older versions do not know
             if plain[name] is None:
                 del plain[name]
+        if plain["privacy"].get("mechanism") == "rounds":  # the only one that they know
+            del plain["privacy"]["mechanism"]
         return plain | dict(self.options)
 
     @property
@@ -243,6 +284,38 @@ class Experiment:
     def promise(self) -> Privacy | None:
         """Differential privacy, if it is asked for."""
         return privacy_from_dict(self.privacy)
+
+    def with_mechanism_for(self, n_parties: int, started: Mapping[str, Any] | None = None) -> Experiment:
+        """Replace mechanism "auto" by what it stands for, once for all sites and for as long as the run lasts.
+
+        `started`: the plain values of the run if it has started. It keeps its mechanism, also where an older version
+        has started it or where other public numbers would now be decisive.
+        """
+        promise = self.promise
+        if not isinstance(promise, RowPrivacy) or promise.mechanism != "auto":
+            return self
+        before = _with_mechanism((started or {}).get("privacy")) or {}
+        chosen = {name: before[name] for name in ("mechanism", "buckets") if before.get(name) is not None}
+        if not chosen:
+            plan = self.privacy_plan(n_parties)
+            assert plan is not None
+            chosen = {"mechanism": plan.mechanism, **({} if plan.buckets is None else {"buckets": plan.buckets})}
+        return replace(self, privacy={**self.privacy, **chosen})
+
+    def privacy_plan(self, n_parties: int) -> PrivacyPlan | None:
+        """The mechanism of privacy of rows, and what to expect of it by public numbers; None without such privacy.
+
+        The number of columns is public if the experiment states it (n_features); else there is no forecast.
+        """
+        promise = self.promise
+        if not isinstance(promise, RowPrivacy):
+            return None
+        return promise.plan(self.rank, n_parties, self.secure_aggregation, None, one_release=self.is_moment)
+
+    @property
+    def is_moment(self) -> bool:
+        """Whether the method itself is one release of a second moment."""
+        return self.method == "moment"
 
     def program(self, n_parties: int) -> Program:
         """Build the program, with noise if the experiment asks for privacy."""
@@ -290,10 +363,13 @@ class Experiment:
         """Describe the run in the terms of a site's policy.
 
         In an asynchronous run, all arrivals may be those of one site. If sites are drawn, only these are in a sum. If
-        options of the method set the number of sums in a round, the sums are counted.
+        options of the method set the number of sums in a round, or if the method or mechanism sets the number of
+        exchanges without `rounds`, these are counted.
         """
+        program = self.program(n_parties)
         counts_sums = self.is_asynchronous or methods.method(self.method).counts_exchanges
-        rounds = self.exchanges(self.program(n_parties), n_parties) if counts_sums else self.rounds
+        counts_sums = counts_sums or isinstance(program, MomentProgram)
+        rounds = self.exchanges(program, n_parties) if counts_sums else self.rounds
         return RunRequest(self.method, self.rank, rounds, self._n_drawn(n_parties), self.secure_aggregation)
 
     def _n_drawn(self, n_parties: int) -> int:
@@ -302,6 +378,12 @@ class Experiment:
             return n_parties
         names = tuple(map(str, range(n_parties)))
         return n_parties - len(sample_participants(names, 1, self.fraction, 0).get(0, ()))
+
+
+def _with_mechanism(privacy: Any) -> Any:
+    """The table privacy of a message, in which older versions know no mechanism but noisy rounds."""
+    is_of_rows = isinstance(privacy, Mapping) and privacy.get("unit") == "row"
+    return {"mechanism": "rounds", **privacy} if is_of_rows else privacy
 
 
 KEYS = tuple(dict.fromkeys((*(one.name for one in fields(Experiment) if one.name != "options"), *METHOD_KEYS)))

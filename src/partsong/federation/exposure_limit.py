@@ -20,8 +20,8 @@ import numpy as np
 
 from partsong.errors import PartsongError, format_count
 from partsong.federation.site.state import column_energies, rows_per_column
-from partsong.federation.wire import RequestRefused, exposure_advice
-from partsong.privacy.exposure import Exposure, Support, counted, directions_of, rows_per_direction
+from partsong.federation.wire import ALL_ROWS_KEY, RequestRefused, exposure_advice
+from partsong.privacy.exposure import ALL_ROWS, Exposure, Support, directions_of, rows_per_direction
 
 if TYPE_CHECKING:
     from partsong.federation.ledger import LedgerState, SiteLedger
@@ -124,7 +124,8 @@ class ExposureLimit:
         if directions == 0:
             return
         recorded, nonce = self.ledger.load(), request.nonce
-        if (line := recorded.find_answer(request.model_digest, request.factor_digest, nonce.run)) is not None:
+        line = recorded.find_answer(request.model_digest, request.factor_digest, nonce.run)
+        if line is not None and directions < ALL_ROWS:  # all rows are asked for by one model, whatever the seed
             raise RequestRefused(
                 "answered", f"This model was answered in another run (ledger line {line}). {REPEATED_START}"
             )
@@ -177,7 +178,15 @@ class ExposureLimit:
         """Return a refusal: numbers for the site's log, and for the coordinator what is allowed, rounded if masked."""
         limit, is_masked = self.policy.maximum_exposure, plan.reduction.hides_uploads
         most = usage.max_directions(limit, may_zero)
-        planned = counted(planned, self.data.n_rows)
+        if planned >= ALL_ROWS:
+            return RequestRefused(
+                "exposure",
+                f"The method sends XᵀX without noise, from which rows can be computed. It counts as all "
+                f"{format_count(self.data.n_rows, 'row')} of this site, and {most} combinations of rows may leave in "
+                f'all (maximum_exposure = "{limit}"; before this run: {before}). Use noise (a table privacy in the '
+                'experiment) or another method; or set maximum_exposure = "rows" in site.toml.',
+                {ALL_ROWS_KEY: 1},
+            )
         room = rounded_down(most, is_masked) - before
         fitting = largest_within(plan, room)
         parts = [

@@ -190,7 +190,8 @@ minimum_mask_bound = 1e6            # a smaller mask_bound is refused: a refused
 maximum_exposure = "membership"     # what may be computed from all sums that ever leave without noise: "guess",
                                     # "membership", "entries" or "rows" (docs/reference/exposure.md).
                                     # By default, rounds × rank of all runs together is at most
-                                    # half the rows behind the rarest column
+                                    # half the rows behind the rarest column; "moment" without noise
+                                    # counts as all rows and needs "rows"
 # rare_columns = "refuse"           # "zero": columns with values in too few rows are set to zero in runs
 # other_rows_since = 120            # the line of state/ledger.jsonl after which the rows changed
 # directions_before = 0             # rounds × rank of runs by partsong 0.1.0, whose ledger does not record it
@@ -267,7 +268,8 @@ def answer_rare_columns(folder: Path, answer: str) -> None:
 # ---- terms ------------------------------------------------------------------------------------------------------
 
 LIMITED = """  At most {most} of your rows may leave; {sent} have left. A run that needs more is refused.
-  (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.)
+  (A round of rank k sends k of them{masked}. The rarest column has a value in {rarest} of {rows} rows.
+  XᵀX without noise, as method "moment" sends it, counts as all rows.)
   This holds for a coordinator that follows the protocol. One that sends crafted models can read single rows; only
   noise (epsilon) prevents that. Here, secure aggregation hides only which site a row comes from.
   Exposure {level}"""

@@ -144,7 +144,7 @@ def bind_run(site: Site, texts: Texts, request: Request) -> Site:
         raise RequestRefused("names", "Words of texts are sent only by the vocabulary agreement.")
     is_new = request.nonce.kind in (Kind.HELLO, Kind.START)
     settings = parse_experiment(request.note) if is_new else site.load_start(run).experiment
-    rule = Experiment.from_table(settings).text_rule
+    rule = Experiment.from_message(settings).text_rule
     if rule is None:
         raise RequestRefused("texts", "This site holds texts, but the experiment has no table words: it is for tables.")
     is_end = request.nonce.kind is Kind.FINISH and not run.endswith(SUFFIX)

@@ -442,9 +442,15 @@ def refusal_from_error(error: PartsongError) -> Refusal:
     return Refusal(next((code for kind, code in CODES_BY_ERROR.items() if isinstance(error, kind)), "failed"))
 
 
+ALL_ROWS_KEY = "all-rows"
+"""Count of a refusal: the upload shows all rows, however few rounds and components there are."""
+
+
 def exposure_advice(counts: Mapping[str, int]) -> str:
     """Describe what the exposure limit would allow. With secure aggregation it is rounded down to a power of two."""
     rounds, rank = counts.get("rounds", 0), counts.get("rank", 0)
+    if ALL_ROWS_KEY in counts:
+        return "XᵀX without noise counts as all rows; use noise (a table privacy) or another method"
     if not rounds and not rank:
         return "No round without noise is allowed; use noise"
     allowed = [f"{format_count(rounds, 'round')} of this rank"] if rounds else []

@@ -86,6 +86,8 @@ class Statistic(Protocol):
     def releases(self) -> tuple[Release | None, ...]: ...
     @property
     def shares(self) -> int: ...
+    @property
+    def clip(self) -> float | None: ...
     def size(self, exchange: int, m: int) -> int: ...
     def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any: ...
     def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]: ...
@@ -103,6 +105,7 @@ class ExactMoment:
     releases: tuple[Release | None, ...] = (None,)
     shares: int = 1
     kind: str = "float"
+    clip: float | None = None
 
     def size(self, exchange: int, m: int) -> int:
         return m * (m + 1) // 2
@@ -144,6 +147,10 @@ class NoisyMoment:
     def shares(self) -> int:
         return self.moment.noise.shares
 
+    @property
+    def clip(self) -> float:
+        return self.moment.clip if isinstance(self.moment, MomentOfParty) else self.moment.bound
+
     def size(self, exchange: int, m: int) -> int:
         return m * (m + 1) // 2
 
@@ -183,6 +190,10 @@ class BucketedMoment:
     @property
     def shares(self) -> int:
         return self.moment.noise.shares
+
+    @property
+    def clip(self) -> float:
+        return self.moment.bound
 
     def size(self, exchange: int, m: int) -> int:
         return self.moment.buckets * m
@@ -228,6 +239,10 @@ class CentredMoment:
     @property
     def shares(self) -> int:
         return self.mean.noise.shares
+
+    @property
+    def clip(self) -> float:
+        return self.residual.bound
 
     def size(self, exchange: int, m: int) -> int:
         return m + 1 if exchange == 0 else m * (m + 1) // 2
@@ -446,6 +461,11 @@ class MomentProgram(ProgramBase):
     def exchanges(self, rounds: int, n_parties: int) -> int:
         return self.first_exchanges + self.later_rounds
 
+    @property
+    def row_bound(self) -> float | None:
+        """The norm to which rows, or the moment of a party, are cut; None without noise."""
+        return self.statistic.clip
+
     def exchange_of(self, model: Message) -> int:
         return _stage(model)
 
@@ -501,6 +521,7 @@ class MomentProgram(ProgramBase):
                 )
 
     def start_server(self, layout: Layout) -> tuple[MomentServerState, Message]:
+        self.require_memory(layout.n_features)
         Ht = random_columns(layout.n_features, self.rank, stream(layout.seed, "start"))
         return MomentServerState(0, Ht, layout.seed, {}), _model({}, 0)
 

@@ -230,6 +230,11 @@ class RowPrivacy:
                 parameter="buckets",
             )
 
+    @property
+    def sets_exchanges(self) -> bool:
+        """Whether the mechanism alone says how many exchanges there are, whatever `rounds` is."""
+        return self.mechanism != "rounds"
+
     def forecast(
         self,
         n_features: int,

@@ -44,6 +44,7 @@ from partsong.federation.setup.server_folder import (
     result_in,
     settings_in,
 )
+from partsong.federation.site.plan import Plan
 from partsong.federation.site.state import make_folder
 from partsong.federation.transports import files
 from partsong.federation.transports.base import require_name
@@ -247,6 +248,15 @@ def format_progress(event: Mapping[str, Any]) -> str:
     )
 
 
+def describe_privacy(experiment: Experiment, plan: Plan) -> list[str]:
+    """Describe the mechanism of a private moment and what to expect of it, before anything is spent."""
+    planned = experiment.privacy_plan(plan.request.parties)
+    if planned is None or planned.mechanism == "rounds":
+        return []
+    unknown = "No forecast: n_rows and n_features, public numbers, are not in the table privacy."
+    return [f'mechanism "{planned.mechanism}": {format_count(plan.exchanges, "exchange")}', str(planned) or unknown]
+
+
 def put_end(
     place: RunPlace, result: Mapping[str, Any], output: Path | None, as_json: bool, public: Sequence[str] = ()
 ) -> None:
@@ -256,6 +266,7 @@ def put_end(
     model = output or place.model
     named = {"named_columns": _named(place, public)} if public else {}
     lines = [f"Done in {result['seconds']:.1f} s: {format_count(result['rounds'], 'exchange')}.", f"Model: {model}"]
+    lines += [result["privacy"]["verdict"]] if "privacy" in result else []
     for count in named.values():
         lines.append(f"Columns with a name in --names: {count}. The others are shown as hashes.")
     put_result({**result, **named, "model": model, "folder": place.folder}, lines, as_json)
@@ -316,7 +327,7 @@ def run(
         raise ParameterError("--engine files and --exchange-folder FOLDER need each other. Pass both or neither.")
     given = () if names is None else _names_in(names)
     server = ServerFolder.at(folder)
-    place, seed = _prepare_run(server, experiment, name or experiment.stem, resume, engine)
+    place, seed, said = _prepare_run(server, experiment, name or experiment.stem, resume, engine)
     before = settings_in(place)
     settings = RunSettings(
         before.timeout if timeout is None else timeout,
@@ -327,7 +338,8 @@ def run(
         typer.echo(f"Run {place.name!r} is done, and every site in it has the result.", err=as_json)
         return put_end(place, done, output, as_json, given)
 
-    typer.echo(f"seed {seed}", err=as_json)
+    for line in (f"seed {seed}", *said):
+        typer.echo(line, err=as_json)
     try:
         with held(place.command, f"Another command follows run {place.name!r}"):
             write_bytes(place.settings, msgspec.json.encode(settings))
@@ -403,8 +415,8 @@ def _names_in(path: Path) -> tuple[str, ...]:
 
 def _prepare_run(
     server: ServerFolder, experiment: Path, name: str, resume: bool, engine: Engine
-) -> tuple[RunPlace, int]:
-    """Check the experiment and prepare the folder of its run; return the folder and the seed.
+) -> tuple[RunPlace, int, list[str]]:
+    """Check the experiment and prepare the folder of its run; return the folder, the seed, and what to say before it.
 
     A name is taken once a site has started the run; until then, a corrected experiment may reuse it.
     """
@@ -413,11 +425,17 @@ def _prepare_run(
     place = server.run(name)
     if before is None and has_started(place.state):
         raise FileError(f"Run {name!r} exists already. Continue it with --resume, or choose another --name.")
-    if before is not None and before.to_dict() != wanted.to_dict():
+    record, n_parties = None if before is None else load_run_state(place.state), max(1, len(server.cards()))
+    started = None if record is None else record.experiment
+    asked = wanted
+    try:
+        wanted = wanted.with_mechanism_for(n_parties, started)
+    except ParameterError as error:
+        raise ParameterError(f"{experiment}: {error}") from error
+    if before is not None and before.with_mechanism_for(n_parties, started).to_dict() != wanted.to_dict():
         raise ParameterError(
             f"Run {name!r} was started with other settings. Resume it with those, or choose another --name."
         )
-    record = None if before is None else load_run_state(place.state)
     if record is not None:
         require_same_sites(record, server.cards())
     if engine is Engine.FLOWER:
@@ -436,7 +454,7 @@ def _prepare_run(
         _discard_run(place)
     make_folder(place.folder)
     write_bytes(place.experiment, written)
-    return place, wanted.seed
+    return place, wanted.seed, describe_privacy(asked if started is None else wanted, plan)
 
 
 def _discard_run(place: RunPlace) -> None:

@@ -121,7 +121,8 @@ The rules for runs at this site {policy}"""
 OF_ROWS = """  never    rows, weights of rows (W), row names; column names to the server
   per run  a hash of the name of each column that site.toml releases ({columns} now), {keyed}; the number type;
            {names} (tell_names)
-  per round  what the method sends: sums or factors of k × {columns} numbers over all {rows} rows. Secure aggregation
+  per round  what the method sends: sums or factors of k × {columns} numbers over all {rows} rows; a private moment
+           sends {products} noisy sums of products of columns, once. Secure aggregation
            {masked}: the server sees {visible}"""
 OF_TEXTS = """  never    texts, weights of texts (W), file names; words to the server
   per run  in secure sums over all sites, under the shared key: hashes of the words that occur in as many of its texts
@@ -349,6 +350,7 @@ def _describe_disclosure(site: SiteFolder, table: Table | None, shared: SharedKe
         lines = OF_ROWS.format(
             rows=rows,
             columns=len(leaving),
+            products=len(leaving) * (len(leaving) + 1) // 2,
             keyed="WITHOUT a shared key" if shared is None else "under the shared key",
             names=NAMES_SENT if policy.tell_names else NAMES_KEPT,
             **visible_sums,

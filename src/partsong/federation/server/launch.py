@@ -45,6 +45,7 @@ from partsong.federation.transports.flower import FlowerTransport
 from partsong.federation.wire import NEVER_STARTED, RUN_NAME
 from partsong.io.model_file import Model, now, package_versions, save_model
 from partsong.io.write import write_text
+from partsong.methods.moment import MomentProgram, bound_verdict, verdict
 from partsong.secure_aggregation.messages import Roster
 from partsong.topics.agreement.protocol import MOST_EXCHANGES, secure_sum_for_words
 from partsong.topics.fitting import require_words
@@ -80,6 +81,7 @@ def run_experiment(
     line for each step of an agreement on words.
     """
     n_parties, rule = len(transport.names()), experiment.text_rule
+    experiment = decided(experiment, n_parties, folder)
     plan = build(experiment.to_dict(), n_parties, roster)
     schedule = replace(experiment.schedule(n_parties), rounds=plan.exchanges, absent=absent)
     coordinator = Coordinator(transport, folder, run, experiment.to_dict(), timeout, serials)
@@ -94,6 +96,14 @@ def run_experiment(
         yield from coordinator.arrivals(plan.program, schedule, reduction, pause=pause, time_budget=budget, tol=tol)
     else:
         yield from coordinator.rounds(plan.program, schedule, reduction)
+
+
+def decided(experiment: Experiment, n_parties: int, folder: Path) -> Experiment:
+    """The experiment with the mechanism of the run in this folder, or, before it has started, of public numbers."""
+    if experiment.privacy.get("mechanism") != "auto":
+        return experiment
+    record = load_run_state(folder)
+    return experiment.with_mechanism_for(n_parties, None if record is None else record.experiment)
 
 
 def has_started(folder: Path) -> bool:
@@ -191,7 +201,8 @@ def build_server_plan(experiment: Experiment, server: ServerFolder) -> Plan:
 
 
 def _run_to_end(transport: Transport, server: ServerFolder, place: RunPlace, tell: Report) -> RunSummary:
-    experiment, settings = Experiment.read(place.experiment), settings_in(place)
+    n_parties, settings = len(server.roster().keys), settings_in(place)
+    experiment = decided(Experiment.read(place.experiment), n_parties, place.state)
     plan = build_server_plan(experiment, server)
     progress = ProgressFile(place.progress, plan.exchanges)
     progress.catch_up(load_run_state(place.state))
@@ -202,7 +213,19 @@ def _run_to_end(transport: Transport, server: ServerFolder, place: RunPlace, tel
     record = load_run_state(place.state)
     assert record is not None, "a run that has ended is on the disk"
     save_model(place.model, build_model(experiment, plan, record, settings.names))
-    return summarize_run(record)
+    return {**summarize_run(record), **describe_release(experiment, plan, record)}
+
+
+def describe_release(experiment: Experiment, plan: Plan, record: RunState) -> dict[str, Any]:
+    """Describe what a private moment was expected to show, and what it has shown; nothing for other runs."""
+    program, server = plan.program, record.server
+    if not isinstance(program, MomentProgram) or program.traits.release is None or server.spectrum is None:
+        return {}
+    planned, shown = experiment.privacy_plan(len(record.layout.parties)), program.report(server)
+    forecast = None if planned is None or planned.forecast is None else planned.forecast.to_dict()
+    of_bound = "" if planned is None else bound_verdict(shown, experiment.privacy.get("n_rows"))
+    found = f"{verdict(shown['visible_directions'], program.rank)} {of_bound}".rstrip()
+    return {"privacy": {"forecast": forecast, **shown, "verdict": found}}
 
 
 def build_model(experiment: Experiment, plan: Plan, record: RunState, public: Sequence[str] = ()) -> Model:
@@ -210,7 +233,7 @@ def build_model(experiment: Experiment, plan: Plan, record: RunState, public: Se
     and shares.
     """
     program: Any = plan.program
-    settings = {**experiment.to_dict(), "privacy": dict(experiment.privacy), "parties": len(record.layout.parties)}
+    settings = {**experiment.to_dict(), "parties": len(record.layout.parties)}
     settings = {name: value for name, value in settings.items() if value is not None}
     H = np.ascontiguousarray(np.asarray(program.components(record.server)))
     names = labels_of(record.columns, record.run, public)

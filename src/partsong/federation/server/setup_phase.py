@@ -12,6 +12,7 @@ from partsong.federation.columns import ASK, READ, SAME, TELL, agreed, listed, m
 from partsong.federation.server.site_client import Responses, SiteClient
 from partsong.federation.server.state import RunState
 from partsong.federation.wire import Kind, Nonce
+from partsong.privacy.forecast import MAX_COLUMNS
 
 Run = TypeVar("Run", bound=RunState)
 
@@ -31,8 +32,25 @@ def negotiate(
     types = {str(note.get("type")) for note in hello.notes.values()}
     seen = {site: client.seen.get(site, 0) for site in sorted(hello.inbox.keys() | hello.refusals.keys())}
     layout = Layout(names, len(columns), schedule.seed, "float64" if "float64" in types else "float32")
+    _require_promised_columns(experiment.get("privacy") or {}, layout.n_features)
     server, model = program.start_server(layout)
     return RunState(name, dict(experiment), layout, columns, 0, server, model, seen=seen)
+
+
+def _require_promised_columns(privacy: Mapping[str, Any], n_features: int) -> None:
+    """Refuse other columns than the mechanism of privacy was chosen for; nothing has been spent yet."""
+    stated, is_moment = privacy.get("n_features"), privacy.get("mechanism", "rounds") != "rounds"
+    if stated is not None and stated != n_features:
+        raise ParameterError(
+            f"The sites agree on {n_features} columns, but the table privacy has n_features = {stated}. Nothing was "
+            f"spent. Set n_features = {n_features}, and run again."
+        )
+    if stated is None and is_moment and n_features > MAX_COLUMNS and privacy.get("buckets") is None:
+        raise ParameterError(
+            f"The sites agree on {n_features} columns, of which one private moment has {n_features}² / 2 products. "
+            f'Nothing was spent. Set n_features = {n_features} in the table privacy: mechanism "auto" then takes '
+            "buckets of columns, and a mechanism that is named is kept."
+        )
 
 
 def require_same_sites(run: RunState, names: Collection[str]) -> None:

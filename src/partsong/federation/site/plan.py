@@ -125,7 +125,7 @@ PlanBuilder = Callable[[Mapping[str, Any], int, Roster | None], Plan]
 
 def build_plan(values: Mapping[str, Any], n_parties: int, roster: Roster | None) -> Plan:
     """Build program and reduction from an experiment's plain values, with the site's own roster."""
-    experiment = Experiment.from_table(values)
+    experiment = Experiment.from_message(values)
     program = experiment.program(n_parties)
     exchanges = experiment.exchanges(program, n_parties)
     reduction, request = experiment.reduction(n_parties, roster), experiment.request(n_parties)

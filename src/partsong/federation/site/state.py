@@ -297,7 +297,11 @@ def require_same_data(data: SiteData, started: StartState) -> None:
     order, (rows, type_) = data.order(started.columns), started.rows
     if (data.n_rows, data.type) != (rows, type_):
         found = f"{data.n_rows} of {data.type}"
-        raise RequestRefused("layout", f"The run started with {rows} rows of {type_}; now there are {found}.")
+        raise RequestRefused(
+            "layout",
+            f"The run started with {rows} rows of {type_}; now there are {found}. Restore the data, or start a new run "
+            "with the new rows.",
+        )
     if data_digest(data.rows, order) != started.mark:
         raise RequestRefused(
             "data",
