@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from partsong.attacks.exact_sums import SVD_SECONDS
+from partsong.attacks.second_moment import moments_of
 from partsong.attacks.transcript import AttackContext, to_float64
 from partsong.core.interfaces import Message, Shard
 from partsong.data.conversion import as_matrix
@@ -61,6 +62,7 @@ def _residuals(context: AttackContext, party: str, rows: np.ndarray) -> np.ndarr
     crosses = [
         to_float64(upload["cross"]) for one in (context, *context.others) for _, upload in one.seen(party, "cross")
     ]
+    crosses += [M for one in (context, *context.others) for M in moments_of(one, party)]
     height, m = sum(len(cross) for cross in crosses), crosses[0].shape[1]
     if not context.clock.has(min(height, m) ** 2 * max(height, m) * SVD_SECONDS):
         return np.full(len(rows), np.nan)
@@ -82,7 +84,20 @@ def _sign_slack(context: AttackContext, party: str, rows: np.ndarray) -> np.ndar
         for i, (w, x) in enumerate(zip(W, rows, strict=True)):
             own = np.outer(w, x)
             slack[i] += float((np.minimum(0.0, C - own) ** 2).sum()) / max(float((own**2).sum()), 1e-300)
+    for M in moments_of(context, party):
+        for i, x in enumerate(rows):
+            if context.clock.is_over():
+                return np.full(len(rows), np.nan)
+            own = np.outer(x, x)
+            slack[i] += float((np.minimum(0.0, M - own) ** 2).sum()) / max(float((own**2).sum()), 1e-300)
     return slack
+
+
+def _current_stage(state: Any) -> Any:
+    """The state of the current stage of a program of several stages."""
+    for name in ("inner", "later"):
+        state = getattr(state, name, state)
+    return state
 
 
 def largest_share(context: AttackContext, party: str) -> float | None:
@@ -93,13 +108,13 @@ def largest_share(context: AttackContext, party: str) -> float | None:
     rows, has_noise = context.truth.get(party), context.program.traits.release is not None
     if rows is None or has_noise or not context.seen(party, "gram", "cross"):
         return None
-    sizes, largest = np.linalg.norm(rows, axis=1)[:, None], 0.0
+    sizes, largest = np.linalg.norm(rows, axis=1)[:, None], -1.0
     for upload, W in _replayed_weights(context, party, rows):
         if upload is None:
             return None
         totals = np.maximum(np.linalg.norm(to_float64(upload["cross"]), axis=1), 1e-300)
         largest = max(largest, float((W * sizes / totals).max(initial=0.0)))
-    return min(1.0, largest)
+    return None if largest < 0 else min(1.0, largest)
 
 
 def _replayed_weights(
@@ -116,6 +131,6 @@ def _replayed_weights(
             yield None, np.empty(0)
             return
         state, _ = context.program.local(shard, state, model)
-        W: Any = getattr(getattr(state, "inner", state), "W", None)  # of the current stage
+        W: Any = getattr(_current_stage(state), "W", None)
         if upload is not None and "cross" in upload.arrays and W is not None:
             yield upload, to_float64(W)

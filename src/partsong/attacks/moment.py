@@ -358,6 +358,8 @@ def rows_by_rotation(
 def _frames(half: np.ndarray, pairs: Sequence[Pair]) -> np.ndarray:
     """Weights of up to 8 rounds, each of norm one, up to the rotation: Q^½ D_tᵀ/√tr G_t side by side (n × Σk)."""
     used = [pair for pair in pairs if np.trace(pair[0]) > 0]
+    if not used:
+        return np.zeros((len(half), 0))
     some = np.unique(np.linspace(0, len(used) - 1, MOST_FRAMES).round().astype(int))
     return np.hstack([half @ _numbers(used[t][1]).T / np.sqrt(np.trace(_numbers(used[t][0]))) for t in some])
 

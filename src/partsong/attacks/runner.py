@@ -23,6 +23,7 @@ from partsong.attacks.exact_sums import attack_differences, attack_exact_sums
 from partsong.attacks.findings import Finding, Observer, PartyFindings, Recovery, SentArray, format_names, rows_within
 from partsong.attacks.membership import largest_share, membership
 from partsong.attacks.reconstruction import attack_factors, attack_game, attack_raw_sketches, attack_sketches
+from partsong.attacks.second_moment import attack_second_moment, moments_of
 from partsong.attacks.sums import (
     Uploads,
     as_one_party,
@@ -43,6 +44,7 @@ from partsong.privacy.exposure import Exposure, Support, directions_of
 from partsong.training.traffic import Traffic
 
 ATTACKS: tuple[Callable[[AttackContext, str], list[Finding]], ...] = (
+    attack_second_moment,
     attack_exact_sums,
     attack_differences,
     attack_sketches,
@@ -114,6 +116,7 @@ def applicable_attacks(context: AttackContext, party: str) -> tuple[str, ...]:
     has_factors = [upload for _, upload in context.seen(party, "H") if "place" not in upload.arrays]
     is_game = isinstance(context.program, FederatedGame) and context.program.repeats == 1
     attempts = {
+        "XᵀX, rows that have a column of their own, and rows by their signs": bool(moments_of(context, party)),
         "rows, their span, XᵀX, lone columns and sparse rows from WᵀW and WᵀX": bool(
             context.seen(party, "gram", "cross")
         ),

@@ -14,14 +14,15 @@ from partsong.aggregation.linear import Sum, add, block_span
 from partsong.attacks.exact_sums import attack_differences, attack_exact_sums
 from partsong.attacks.findings import Finding, Observer
 from partsong.attacks.reconstruction import last_addend
+from partsong.attacks.second_moment import attack_second_moment
 from partsong.attacks.transcript import AttackContext, Exchange, to_float64
 from partsong.core.interfaces import Layout, Message, Program, Reducible, Reduction, ReductionContext, Shard, State
 from partsong.errors import ParameterError
 from partsong.training.traffic import Traffic
 
-ROWS = frozenset({"gram", "cross", "rows"})
+ROWS, MOMENT = frozenset({"gram", "cross", "rows"}), frozenset({"moment"})
 """Arrays whose sum over parties equals the upload of one party with all their rows."""
-TOGETHER = "{what}. These are the {n} rows of all parties together, without their owners; masks do not prevent this"
+TOGETHER = "{what}. These are the {n}rows of all parties together, without their owners; masks do not prevent this"
 
 Uploads = Mapping[str, Mapping[int, Message]]
 """Known uploads by party and exchange number."""
@@ -36,8 +37,13 @@ def attack_complete_sums(context: AttackContext) -> list[Finding]:
     if together is None:
         return []
     all_parties = together.layout.parties[0]
-    n = round(float(together.exchanges[0].uploads[all_parties]["rows"]))
-    found = [*attack_exact_sums(together, all_parties), *attack_differences(together, all_parties)]
+    counts = [round(float(upload["rows"])) for _, upload in together.seen(all_parties, "rows")]
+    n = counts[0] if counts else None
+    found = [
+        *attack_second_moment(together, all_parties),
+        *attack_exact_sums(together, all_parties),
+        *attack_differences(together, all_parties),
+    ]
     return [_for_all_parties(each, n) for each in found]
 
 
@@ -63,9 +69,9 @@ def _rename_party(context: AttackContext, name: str) -> AttackContext:
     return replace(context, exchanges=exchanges, layout=replace(context.layout, parties=(name,)), truth=truth)
 
 
-def _for_all_parties(finding: Finding, n: int) -> Finding:
+def _for_all_parties(finding: Finding, n: int | None) -> Finding:
     attack = "span of all rows" if finding.attack == "span of the rows" else finding.attack
-    what = TOGETHER.format(what=finding.what.replace(" its ", " ").replace("X_p", "X"), n=n)
+    what = TOGETHER.format(what=finding.what.replace(" its ", " ").replace("X_p", "X"), n="" if n is None else f"{n} ")
     return replace(finding, attack=attack, array=finding.array.replace("X_p", "X"), what=what, observer=Observer.SUMS)
 
 
@@ -76,8 +82,9 @@ def complete_sums(context: AttackContext) -> list[tuple[Message, Message]]:
         if not len(exchange.models) == len(context.layout.parties) > 1:
             continue
         addends = list(exchange.uploads.values()) if exchange.total is None else [exchange.total]
-        if all(addend.arrays.keys() >= ROWS for addend in addends):
-            arrays = {name: np.sum([to_float64(addend[name]) for addend in addends], axis=0) for name in sorted(ROWS)}
+        names = next((kind for kind in (ROWS, MOMENT) if all(one.arrays.keys() >= kind for one in addends)), None)
+        if names is not None:
+            arrays = {name: np.sum([to_float64(addend[name]) for addend in addends], axis=0) for name in sorted(names)}
             found.append((exchange.models[min(exchange.models)], Message(arrays)))
     return found
 
