@@ -212,6 +212,94 @@ def test_names_that_no_column_has_are_told(place, told, invoke, tmp_path):
     assert "named_columns" not in told(*WORDS, "--resume")
 
 
+PRIVATE = """method = "exact"
+rank = 2
+{rounds}secure_aggregation = true
+[privacy]
+unit = "row"
+row_bound = 1.0
+epsilon = {epsilon}
+{more}"""
+PUBLIC = "n_rows = 24\nn_features = 4\n"
+
+
+def serials_of(tmp_path):
+    return {site: SiteFolder.at(tmp_path / f"site-{site}").opened().ledger.serial for site in SITES}
+
+
+def test_what_a_private_moment_can_show_is_said_before_it_and_what_it_shows_after_it(place, told, invoke, tmp_path):
+    (tmp_path / "first.toml").write_text(PRIVATE.format(rounds="", epsilon=200.0, more=PUBLIC))
+    said = invoke(*WORDS).stdout.splitlines()
+    assert said[1] == 'mechanism "moment": 1 exchange'
+    assert said[2].startswith("With 24 rows, 4 columns and ε = 200, expect ")
+    assert 'Mechanism "auto" takes one release' in said[2]
+    assert "visible above the noise" in said[-1]
+    assert not any(line.startswith("waiting") and "mechanism" in line for line in said)
+    found = told(*WORDS, "--resume")["privacy"]
+    assert found["verdict"] == said[-1]
+    assert found["mechanism"] == "moment"
+    assert (found["forecast"]["n_rows"], found["forecast"]["n_features"]) == (24, 4)
+    assert isinstance(found["visible_directions"], int)
+    assert json.loads(place.result.read_text())["privacy"] == found
+    assert "NaN" not in place.result.read_text()
+
+
+def test_without_public_numbers_there_is_no_forecast_and_the_verdict_is_the_same(place, told, invoke, tmp_path):
+    (tmp_path / "first.toml").write_text(PRIVATE.format(rounds="", epsilon=200.0, more='mechanism = "hybrid"\n'))
+    said = invoke(*WORDS).stdout.splitlines()
+    assert said[1:3] == [
+        'mechanism "hybrid": 4 exchanges',
+        "No forecast: n_rows and n_features, public numbers, are not in the table privacy.",
+    ]
+    found = told(*WORDS, "--resume")["privacy"]
+    assert (found["mechanism"], found["forecast"]) == ("hybrid", None)
+    assert set(serials_of(tmp_path).values()) == {4}
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "numbers", "match"),
+    [
+        (0.2, PUBLIC, "first.toml: .*the noise leaves nothing.*and nothing was spent"),
+        (200.0, "n_rows = 24\nn_features = 5\n", "agree on 4 columns.*n_features = 5.*Set n_features = 4"),
+    ],
+)
+def test_what_is_only_noise_or_for_other_columns_is_refused_before_anything_is_spent(
+    place, told, tmp_path, epsilon, numbers, match
+):
+    (tmp_path / "first.toml").write_text(PRIVATE.format(rounds="", epsilon=epsilon, more=numbers))
+    assert re.search(match, told(*WORDS, code=1)["error"])
+    assert set(serials_of(tmp_path).values()) == {0}
+    (tmp_path / "first.toml").write_text(PRIVATE.format(rounds="", epsilon=200.0, more=PUBLIC))
+    assert told(*WORDS)["status"] == "done", "the name is free"
+
+
+def test_a_private_run_of_an_older_version_is_resumed_with_its_rounds(place, told, tmp_path, monkeypatch):
+    """Its experiment.toml, at the coordinator and in the folder of the run, has no mechanism."""
+    older = PRIVATE.format(rounds="rounds = 3\n", epsilon=20.0, more="")
+    (tmp_path / "first.toml").write_text(older + 'mechanism = "rounds"\n')
+    sites = files.request_transport().sites
+
+    class Stopping(InProcess):
+        def push(self, requests, timeout):
+            if any(Request.from_bytes(request).nonce.round for request in requests.values()):
+                raise KeyboardInterrupt
+            InProcess.push(self, requests, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "request_transport", lambda *places: Stopping(sites))
+        told(*WORDS, code=130)
+    (tmp_path / "first.toml").write_text(older)
+    place.experiment.write_text(place.experiment.read_text().replace('mechanism = "rounds"\n', ""))
+    (tmp_path / "other.toml").write_text(older + 'mechanism = "moment"\n')
+    changed = [word.replace("first.toml", "other.toml") for word in WORDS]
+    assert "other settings" in told(*changed, "--name", "first", "--resume", code=1)["error"]
+    found = told(*WORDS, "--resume")
+    assert (found["status"], found["rounds"]) == ("done", 3)
+    assert "privacy" not in found
+    assert set(serials_of(tmp_path).values()) == {3}
+    assert partsong.FederatedNMF.load(place.model).privacy.mechanism == "rounds"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

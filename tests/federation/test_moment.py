@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -169,6 +170,20 @@ def test_a_server_that_asks_for_the_moment_again_gets_what_was_stored(tmp_path, 
         assert found[: len(left[name])] == left[name]
         if is_answered:
             assert found[len(left[name])] == left[name][0]
+
+
+@pytest.mark.parametrize(("mechanism", "heard"), [("hybrid", [2, 3, 3]), ("centred", [2])])
+def test_a_site_that_lost_its_files_goes_on_where_it_was(tmp_path, mechanism, heard):
+    """It misses a round, and what it sends afterwards costs what is planned for it: its ledger knows what has left."""
+    federation = private(tmp_path, mechanism)
+    rounds = federation.rounds()
+    next(rounds)
+    rounds.close()
+    shutil.rmtree(tmp_path / "east" / "runs")
+    assert [len(done.participants) for done in federation.rounds()] == heard
+    planned = federation.plan().program.releases
+    assert releases_of(federation, "east") == [planned[0], *planned[2:]]
+    assert releases_of(federation, "north") == list(planned)
 
 
 # --- rows that change after the release ------------------------------------------------------------------------------

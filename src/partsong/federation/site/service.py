@@ -122,6 +122,8 @@ def start(site: Site, request: Request) -> SiteAnswer:
     require_valid_data(site.data)
     with runtime.limit_kernel_threads(KERNEL_THREADS):
         state = plan.program.start_party(shard, layout)
+    if plan.release is not None and passed >= 0:  # what a party may send next depends on what it has sent
+        state = replace(state, releases=passed + 1)
     standing = plan.reduction.setup_party(site.name, site.data.secret, layout)
     # Progress first: the file of the start marks a started run, and a started run must have progress.
     files.save_progress(ProgressState(None, standing, last_released=passed), plan.source)
