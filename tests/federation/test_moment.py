@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from partsong.methods.moment import CentredMoment, MomentProgram
 from partsong.methods.private import PrivateSums
 from partsong.privacy.accounting import Ledger, Release
 from partsong.privacy.exposure import Exposure
+from partsong.privacy.forecast import HYBRID_TAU
 from tests.federation.helpers import (
     COLUMNS,
     NAMES,
@@ -375,6 +378,18 @@ def test_buckets_that_auto_takes_with_many_columns_are_those_of_every_site():
 def test_keys_of_a_mechanism_that_cannot_be_meant_are_refused_with_the_way_out(table, match):
     with pytest.raises(ParameterError, match=match):
         Experiment.from_table({"method": "exact", "rank": 3, "rounds": 2, "privacy": {**ROWS, **table}})
+
+
+def test_the_table_on_the_page_is_that_of_an_experiment():
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "federation.md").read_text(encoding="utf-8")
+    section = page.split("### Privacy of rows")[1].split("\n### ")[0]
+    example = tomllib.loads(section.split("```toml")[1].split("```")[0])
+    experiment = Experiment.from_table(example)
+    assert experiment.with_mechanism_for(4).privacy["mechanism"] == "moment"
+    assert experiment.privacy_plan(4).forecast.is_mean is False
+    assert f"below τ = {HYBRID_TAU}" in section
+    for mechanism, exchanges in EXCHANGES.items():
+        assert f"| `{mechanism}` | {exchanges}" in section
 
 
 def test_keys_of_rows_are_none_of_parties():
