@@ -32,7 +32,7 @@ from experiments.privacy.moment_tables import line_of
 from experiments.shared.datasets import path_of
 from partsong import kernels, methods
 from partsong.aggregation.plaintext import PlainReduction
-from partsong.core.interfaces import Schedule, Shard
+from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.methods.privacy_request import RowPrivacy
@@ -302,6 +302,25 @@ def tune(names: list[str], pool: Any) -> dict[str, tuple[float, float]]:
     return {key: setting for key, (_, setting) in best.items()}
 
 
+def timing() -> Iterator[str]:
+    """Seconds and bytes of one party, and seconds of the server, for a moment with noise."""
+    for m, n, buckets in ((784, 10000, None), (5000, 5000, None), (20000, 5000, 200)):
+        draw = np.random.default_rng(0)
+        shard = Shard("p", as_matrix(draw.random((n, 10)) @ draw.random((10, m))))
+        layout = Layout(("p", "q", "r"), m, 0)
+        asked = RowPrivacy(3.0, 1.0, mechanism="moment", buckets=buckets)
+        made: Any = asked.program(methods.method("exact").build(Problem(10)), 1, 3, False)
+        server, model = made.start_server(layout)
+        began = time.perf_counter()
+        _, upload = made.local(shard, made.start_party(shard, layout), model)
+        sent = time.perf_counter()
+        made.finish(server, upload)
+        ended = time.perf_counter()
+        yield f"m = {m}, n = {n}, buckets {buckets}: party {sent - began:.1f} s, {upload.nbytes} bytes; " + (
+            f"server {ended - sent:.1f} s"
+        )
+
+
 @lru_cache(maxsize=1)
 def _quiet() -> None:
     from threadpoolctl import threadpool_limits
@@ -315,9 +334,14 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", default=list(SIZES))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=Path("privacy-moments.jsonl"))
+    parser.add_argument("--timing", action="store_true", help="print seconds and bytes of a moment, and end")
     parser.add_argument("--held-out", action="store_true", help="the sets on which nothing was chosen")
     asked = parser.parse_args()
+    if asked.timing:
+        for line in timing():
+            print(line, flush=True)
+        return
     with ProcessPoolExecutor(asked.processes, initializer=_quiet) as pool, asked.output.open("a") as file:
         tuned = {} if asked.held_out else tune(asked.data, pool)
         file.write(json.dumps({"tuned": tuned}) + "\n")
