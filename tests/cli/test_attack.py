@@ -612,6 +612,8 @@ def test_join_says_how_much_may_leave_and_asks_once_about_rare_columns(kit, tmp_
     assert "At most 2 combinations of your rows may leave; 0 have left. A run that needs more is refused." in said
     assert "One that sends crafted models can read single rows; only noise (epsilon) prevents that." in said
     assert "Here, secure aggregation hides only which site a row comes from." in said
+    assert 'XᵀX without noise, as method "moment" sends it, counts as all rows.' in said
+    assert "a private moment sends 78 noisy sums of products of columns, once." in said
     assert "For 40 more, 1 of 12 columns have values in fewer than 128 rows; they hold" in said
     assert "May runs set columns with values in too few rows to zero?" in said
     policy = Policy.read(tmp_path / "site-north" / "site.toml")

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import partsong
 from partsong.core.interfaces import Message
 from partsong.errors import BudgetSpent, ParameterError, PartsongError, SiteRefused
 from partsong.federation.chain import Chain
-from partsong.federation.consistency import require_consistent
+from partsong.federation.consistency import add_opening_balance, require_consistent
 from partsong.federation.experiment import Experiment
 from partsong.federation.policy import Policy, PrivacyBudget
 from partsong.federation.server import setup_phase
-from partsong.federation.server.launch import build_model, describe_release
+from partsong.federation.server.launch import build_model, describe_release, run_experiment
 from partsong.federation.server.state import Journal
 from partsong.federation.site.plan import SiteData, build_plan
-from partsong.federation.transports.base import InProcess
 from partsong.federation.wire import Kind, Request, refusal_from_error
 from partsong.methods.moment import CentredMoment, MomentProgram
 from partsong.methods.private import PrivateSums
@@ -33,14 +33,13 @@ from tests.federation.helpers import (
     Federation,
     Killed,
     assert_same,
-    model_of,
     noisy_plan,
     rows_of,
     secret_of,
 )
 from tests.federation.test_exposure_limit import again, log_of, made, refusal
 from tests.federation.test_kills import Cut
-from tests.federation.test_site import code_of, of_kind, recorded
+from tests.federation.test_site import of_kind, recorded
 from tests.federation.test_site_limits import request_of, said
 
 EPSILON, DELTA = 8.0, 1e-5
@@ -99,6 +98,29 @@ def test_each_exchange_is_charged_at_its_own_price_and_all_together_are_the_budg
     assert (
         len({one.noise_multiplier for one in program.releases}) == {"moment": 1, "centred": 2, "hybrid": 2}[mechanism]
     )
+
+
+def test_an_opening_balance_takes_each_price_from_the_log(tmp_path):
+    federation = private(tmp_path, "hybrid")
+    list(federation.rounds())
+    (tmp_path / "east" / "ledger.jsonl").unlink()
+    stated = add_opening_balance(tmp_path / "east", "the ledger is lost")
+    assert stated.releases == 4
+    costs = Ledger(tuple((one, 1) for one in federation.plan().program.releases))
+    assert stated.epsilon == pytest.approx(costs.epsilon(DELTA / 2), rel=1e-12)
+
+
+def test_two_runs_add_up_and_the_second_is_refused_where_the_budget_covers_one(tmp_path):
+    federation = private(tmp_path, "moment")
+    list(federation.rounds())
+    again = replace(federation.experiment, seed=2)
+    with pytest.raises(BudgetSpent, match="'budget'"):
+        list(run_experiment(again, federation.transport(), tmp_path / "other", "run-2", build=noisy_plan))
+    assert federation.site("east").ledger.serial == 1
+    twice = spent(2 * releases_of(federation, "east"))
+    federation.policy = Policy(privacy=replace(OWN, epsilon=twice * (1 + 1e-9)))
+    list(run_experiment(again, federation.transport(), tmp_path / "other", "run-2", build=noisy_plan))
+    assert federation.site("east").ledger.load().epsilon(DELTA) == twice
 
 
 def test_a_budget_that_covers_the_moment_and_not_the_rounds_after_it_refuses_at_the_start(tmp_path):
@@ -483,12 +505,11 @@ def test_without_a_private_moment_there_is_nothing_to_expect(tmp_path, experimen
     assert describe_release(experiment, federation.plan(), federation.record()) == {}
 
 
-def test_the_last_model_is_that_of_the_moment_at_every_site(tmp_path):
+def test_every_site_has_the_model_of_the_moment_and_its_own_weights(tmp_path):
     federation = private(tmp_path, "moment", secure_aggregation=True)
     [done] = federation.rounds()
-    assert model_of(done) == model_of(federation.record())
+    H = federation.plan().program.components(done.checkpoint.server)
     for name in federation.names:
-        assert (tmp_path / name / "results" / "run-1" / "weights.npy").exists()
-    asked = InProcess({})
-    assert asked.names() == ()
-    assert code_of(federation.site("east").answer(b"damaged")) == "unreadable"
+        found = partsong.NMF.load(tmp_path / name / "results" / "run-1" / "model.safetensors")
+        np.testing.assert_array_equal(found.components_, H)
+        assert np.load(tmp_path / name / "results" / "run-1" / "weights.npy").shape == (16, 3)
