@@ -13,14 +13,18 @@ from scipy.optimize import linear_sum_assignment
 from partsong import FederatedNMF
 from partsong.aggregation.plaintext import PlainReduction
 from partsong.attacks import moment as attack
+from partsong.attacks.runner import RecordedRun, findings
 from partsong.attacks.sparse_rows import DIRECTIONS, FoundRows, lone_columns, rows_by_dictionary
-from partsong.core.interfaces import Schedule, Shard
+from partsong.core.interfaces import Layout, Schedule, Shard
 from partsong.core.streams import key
 from partsong.data.conversion import as_matrix
 from partsong.engines.local import Sequential
 from partsong.errors import ParameterError, ShapeError
 from partsong.methods import build
 from partsong.methods.exact import SharedSums
+from partsong.methods.privacy_request import RowPrivacy
+from partsong.privacy.exposure import Exposure
+from partsong.secure_aggregation.protocol import SecureSum
 
 
 def sparse(n, m, density, seed=0):
@@ -232,6 +236,71 @@ def test_units_are_those_of_the_number_type_or_the_masks():
     assert attack.unit_of("float64", 1e-7) == 1e-7
     with pytest.raises(ParameterError, match="float16"):
         attack.unit_of("float16")
+
+
+# ---- XᵀX as it is sent ------------------------------------------------------------------------------------------
+
+
+def found_in_moments(parts, program, reduction=None):
+    """What the attacks find in a run of a moment, by party."""
+    shards = [Shard(name, as_matrix(X), key(7, name)) for name, X in parts.items()]
+    reduction = PlainReduction() if reduction is None else reduction
+    schedule = Schedule(program.exchanges(1, len(parts)), 3)
+    done = list(Sequential(record=True).run(program, shards, schedule, reduction=reduction))
+    run = RecordedRun([one.traffic for one in done], program, Layout.of(shards, 3), reduction, truth=parts)
+    return {one.party: one for one in findings(run)}
+
+
+def recovered(found):
+    return {one.attack: one for one in found.recovered}
+
+
+@pytest.mark.parametrize("n", [10, 15])
+def test_rows_follow_from_the_moment_by_their_signs(n):
+    parts = {"few": sparse(n, 40, 0.4), "many": sparse(60, 40, 0.4, 1)}
+    found = found_in_moments(parts, build("moment", 3))
+    assert recovered(found["few"])["second moment"].error < 1e-12
+    assert recovered(found["few"])["rows of XᵀX by their signs"].rows_recovered == n
+    assert recovered(found["many"]).keys() == {"second moment"}
+    assert found["many"].by_law is Exposure.ROWS
+
+
+@pytest.mark.parametrize("n", [300, 3000])
+def test_rows_with_a_column_of_their_own_follow_from_the_moment_whatever_their_number(n):
+    X = sparse(n, 60, 6 / n)
+    X[:5] = sparse(5, 60, 0.3, 2)
+    X[:, :5] = 0.0
+    X[np.arange(5), np.arange(5)] = 1.0
+    found = found_in_moments({"many": X, "other": sparse(60, 60, 0.3, 1)}, build("moment", 3))
+    lone = recovered(found["many"])["lone columns of XᵀX"]
+    assert lone.rows_recovered == lone.shape[0] >= 5
+    assert found["many"].by_law is Exposure.ROWS
+
+
+def test_a_single_row_follows_from_the_moment():
+    found = found_in_moments({"one": sparse(1, 40, 0.4), "many": sparse(60, 40, 0.4, 1)}, build("moment", 3))
+    assert any(one.array == "X_p" and one.error < 1e-12 for one in found["one"].recovered)
+
+
+def test_masks_show_the_moment_of_all_rows_together():
+    parts = {name: sparse(5, 40, 0.4, seed) for seed, name in enumerate("abc")}
+    *single, together = found_in_moments(parts, build("moment", 3), SecureSum(bound=1e4)).values()
+    assert not any(one.recovered for one in single)
+    assert together.is_sum
+    assert recovered(together)["second moment"].error < 1e-6
+
+
+@pytest.mark.parametrize("mechanism", ["moment", "centred", "hybrid"])
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+def test_noise_of_rows_hides_the_moment(mechanism, epsilon):
+    privacy = RowPrivacy(epsilon, row_bound=1.0, mechanism=mechanism)
+    parts = {"one": sparse(1, 40, 0.4), "few": sparse(10, 40, 0.4, 1), "many": sparse(60, 40, 0.4, 2)}
+    parts["many"][:, 0] = 0.0
+    parts["many"][0, 0] = 1.0
+    for found in found_in_moments(parts, privacy.program(build("moment", 3), 1, 3, False)).values():
+        assert not found.recovered
+        assert found.by_law is Exposure.BOUNDED
+        assert any("noise for the privacy of each row" in note for note in found.notes)
 
 
 K = 10
