@@ -427,6 +427,55 @@ def test_rows_of_five_parties_are_computed_back_from_float32_uploads(invoke, tol
     assert first.startswith("severity    rows (by the numbers: rows; found: rows")
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_are_read_from_one_upload_of_products_of_columns(told, invoke, tmp_path, masked):
+    """Fewer rows than columns: all of them, from the signs; masks leave the sum, and all rows of it."""
+    parts = written(tmp_path / "parts", sparse(0, 60, 100, 0.25), 3)
+    words = ("--secure-aggregation",) if masked else ()
+    invoke("fit", parts, "-k", 4, "--method", "moment", "--run-folder", "run", "--record", "-q", *words)
+    said = told("attack", "run", "--data", parts)
+    assert said["severity"] == said["by_law"] == "rows"
+    assert found(said)[-1] == 60
+    assert masked or found(said)[:3] == [20, 20, 20]
+    blind = told("attack", "run")
+    (by_signs,) = [one for one in blind["parties"][-1]["recovered"] if one["attack"] == "rows of XᵀX by their signs"]
+    assert by_signs["verdict"] in ("exactly", "nearly"), "without the rows as well"
+
+
+def test_rows_with_a_column_of_their_own_are_read_from_any_number_of_rows(told, invoke, tmp_path):
+    """More rows than columns, as in texts: M_j is the row, if it alone has column j; nothing else is called a row."""
+    draw, m = np.random.default_rng(0), 200
+    frequent = np.minimum(1.0, 0.02 * m / np.log(m) / np.arange(1, m + 1))
+    X = draw.random((900, m)) * (draw.random((900, m)) < frequent)
+    X[:, 0] += 0.01
+    parts = written(tmp_path / "parts", X, 3)
+    invoke("fit", parts, "-k", 4, "--method", "moment", "--run-folder", "run", "--record", "-q")
+    said = told("attack", "run", "--data", parts)
+    alone = [one for each in said["parties"] for one in each["recovered"] if one["attack"] == "lone columns of XᵀX"]
+    assert sum(one["rows_recovered"] for one in alone) >= 20
+    assert all(one["rows_recovered"] == one["shape"][0] for one in alone)
+    assert all(one["verdict"] == "exactly" for one in alone)
+
+
+def test_products_of_columns_tell_who_is_a_member(told, invoke, tmp_path):
+    """Two rounds of rank 4 alone span 8 of 20 directions; the products span all."""
+    rows = sparse(0, 80, 100, 0.25)
+    parts = written(tmp_path / "parts", rows[:60], 3)
+    np.save(tmp_path / "people.npy", rows[60:])
+    invoke("fit", parts, "-k", 4, "--method", "moment", "--run-folder", "run", "--record", "-q")
+    words = ("--data", parts, "--candidates", "people.npy", "--party", "site0", "--seconds", 20)
+    tests = told("attack", "run", *words)["parties"][0]["membership"]
+    assert [test["auc"] for test in tests] == [1.0, 1.0]
+
+
+def test_dense_rows_are_not_called_found_from_products_of_columns(told, invoke, tmp_path):
+    parts = written(tmp_path / "parts", dense(0, 90, 12), 3)
+    invoke("fit", parts, "-k", 3, "--method", "moment", "--run-folder", "run", "--record", "-q")
+    said = told("attack", "run", "--data", parts)
+    assert said["severity"] == "rows", "by the numbers"
+    assert found(said) == [0, 0, 0, 0]
+
+
 def test_sparse_rows_are_found_where_the_numbers_alone_say_membership(invoke, told, tmp_path):
     """60 rows, every column in 5 of them, three rounds of rank 10."""
     draw = np.random.default_rng(1)

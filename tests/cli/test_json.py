@@ -51,6 +51,38 @@ EXPOSURE = {
     "most_rounds": int,
     "most_rank": int,
 }
+NO_EXPOSURE = {**EXPOSURE, "most_rounds": None, "most_rank": None}
+PRIVATE = {
+    "epsilon_spent": float,
+    "delta": float,
+    "unit": str,
+    "relation": str,
+    "promise": str,
+    "noise": str,
+    "noise_multiplier": float,
+    "epsilon_by_party": {str: float},
+    "mechanism": (str, None),
+    "forecast": None,
+    "visible_directions": None,
+    "verdict": None,
+    "ranks": dict,
+    "simulated": [str],
+}
+RELEASED = {
+    "forecast": {
+        "n_rows": (int, None),
+        "n_features": int,
+        "epsilon": float,
+        "tau": (float, None),
+        "least_rows": int,
+        "least_share": (float, None),
+        "expected_directions": None,
+        "expected_error": None,
+        "sentence": str,
+    },
+    "visible_directions": int,
+    "verdict": str,
+}
 SUMMARY = {
     "source": str,
     "shape": [int],
@@ -232,6 +264,30 @@ ROWS = {
     "fit over parts": (
         ("fit", "parts", "-k", 3, "--method", "exact", "--rounds", 4, "--seed", 1, "--run-folder", "run", "--record"),
         {**FIT, "secure_aggregation": bool, "exposure": EXPOSURE},
+    ),
+    "fit by noisy rounds": (
+        (
+            "fit",
+            "parts",
+            "-k",
+            3,
+            "--epsilon",
+            3,
+            "--unit",
+            "row",
+            "--row-bound",
+            1,
+            "--mechanism",
+            "rounds",
+            "--rounds",
+            2,
+        )
+        + ("-o", "noisy.safetensors"),
+        {**FIT, **PRIVATE, "secure_aggregation": bool, "exposure": NO_EXPOSURE},
+    ),
+    "fit by one release": (
+        ("fit", "parts", "-k", "1,2", "--epsilon", 3, "--unit", "row", "--row-bound", 1, "-o", "released.safetensors"),
+        {**FIT, **PRIVATE, **RELEASED, "secure_aggregation": bool, "exposure": NO_EXPOSURE},
     ),
     "transform": (
         ("transform", "X.npy", "m.safetensors", "-o", "W.csv"),

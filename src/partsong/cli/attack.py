@@ -120,7 +120,7 @@ def attack(
         "run": runs[0],
         "other_runs": [str(one) for one in runs[1:]],
         "method": read[0].estimator.method,
-        "n_components": read[0].estimator.n_components,
+        "n_components": read[0].rank,
         "n_features": first.layout.n_features,
         "attacker": attacker,
         "secure_aggregation": first.reduction.hides_uploads,
@@ -205,6 +205,12 @@ class Recorded:
             raise ParameterError(f"{run}: no party is called {party!r}. Use one of {', '.join(parties[:5])}.")
         return found
 
+    @property
+    def rank(self) -> Any:
+        """The rank of the run, or the largest of several."""
+        k = self.estimator.n_components
+        return max(k, default=None) if isinstance(k, list) and all(isinstance(one, int) for one in k) else k
+
     def rows_of(self, data: Sequence[Path], party: str | None, wanted: ReadOptions) -> dict[str, Table]:
         """Read the rows of parties, with columns in the order of the run."""
         parties = self.record.parties
@@ -258,7 +264,7 @@ class Recorded:
 
     def _blank(self) -> Table:
         """Return one row of ones with the width of the data; refuse a width that does not fit the traffic."""
-        k, width = self.estimator.n_components, self.record.n_features
+        k, width = self.rank, self.record.n_features
         numbers = sum(array.size for sent in self.record.traffic for _, _, m in sent for array in m.arrays.values())
         if not isinstance(k, int) or k < 1 or width is None or k * width > MOST_BLANK * max(1, numbers):
             raise FormatError(

@@ -615,7 +615,8 @@ def _run_all(
     for candidate in entered:
         if interrupts.count or (found and found[-1].outcome == Outcome.INTERRUPTED):
             break
-        with progress(verbose, candidate.rounds, None, candidate.name) as bar:
+        parties = 1 if candidate.is_oracle else len(shards)
+        with progress(verbose, candidate.program.exchanges(candidate.rounds, parties), None, candidate.name) as bar:
 
             def watch(done: Round, row: HistoryRow, bar: Watch = bar) -> None:
                 exclusions.note(done, row)
