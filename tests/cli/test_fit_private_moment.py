@@ -1,4 +1,4 @@
-"""`partsong fit --epsilon --unit row` by one noisy second moment: options, forecast, verdict, ranks, and attacks on it."""
+"""`partsong fit --epsilon --unit row` by one noisy second moment: options, forecast, verdict, ranks, attacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIT = ("fit", "parts", "-o", "m.safetensors")
 
 @pytest.fixture(autouse=True)
 def parts(tmp_path):
-    """Three directions far above the noise of ε = 3; rows are longer than a bound of 0.1 and shorter than one of 100."""
+    """Three directions far above the noise of ε = 3; rows are longer than a bound of 0.1 and shorter than 5."""
     draw = np.random.default_rng(0)
     H = np.kron(np.eye(3), np.ones(3))
     X = np.hstack([draw.dirichlet(np.full(3, 0.2), N) @ H, np.full((N, 1), 0.1)])

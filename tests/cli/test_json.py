@@ -267,22 +267,9 @@ ROWS = {
     ),
     "fit by noisy rounds": (
         (
-            "fit",
-            "parts",
-            "-k",
-            3,
-            "--epsilon",
-            3,
-            "--unit",
-            "row",
-            "--row-bound",
-            1,
-            "--mechanism",
-            "rounds",
-            "--rounds",
-            2,
-        )
-        + ("-o", "noisy.safetensors"),
+            *("fit", "parts", "-k", 3, "--epsilon", 3, "--unit", "row", "--row-bound", 1, "--mechanism", "rounds"),
+            *("--rounds", 2, "-o", "noisy.safetensors"),
+        ),
         {**FIT, **PRIVATE, "secure_aggregation": bool, "exposure": NO_EXPOSURE},
     ),
     "fit by one release": (
