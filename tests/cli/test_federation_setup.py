@@ -752,8 +752,9 @@ def test_the_folder_of_a_run_that_was_killed_before_it_began_is_no_run(server, t
         left_draft(place.experiment, "method")
     (tmp_path / "trial.toml").write_text(EXPERIMENT)
     words = (server, tmp_path / "trial.toml", "trial", False, Engine.FILES)
-    place, seed = federation_server._prepare_run(*words)
+    place, seed, said = federation_server._prepare_run(*words)
     assert place.experiment.read_text() in (EXPERIMENT, f"seed = {seed}\n{EXPERIMENT}")
+    assert said == []
 
 
 def test_a_run_that_cannot_be_called_after_its_file_is_told_of_name(server, told, tmp_path):
