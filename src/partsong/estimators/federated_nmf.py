@@ -545,7 +545,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         is_moment = self.method == "moment" or (
             isinstance(self.privacy, RowPrivacy) and self.privacy.mechanism in ("auto", "moment", "centred")
         )
-        if self._ranks and (self.privacy is None or not is_moment):
+        if len(self._ranks) > 1 and (self.privacy is None or not is_moment):
             raise self._several_ranks_error()
         require_verbosity(self.verbose)
         if self.n_jobs not in (None, -1):
@@ -569,9 +569,9 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     @property
     def _ranks(self) -> tuple[int, ...]:
         """The ranks of a list, in ascending order; empty for one rank."""
-        if not isinstance(self.n_components, list | tuple):
+        if not isinstance(self.n_components, list | tuple | range | np.ndarray) or np.ndim(self.n_components) != 1:
             return ()
-        if not self.n_components:
+        if not len(self.n_components):
             raise ParameterError("n_components is an empty list. Pass at least one rank.", parameter="n_components")
         return tuple(sorted({whole_number("n_components", one) for one in self.n_components}))
 
@@ -629,15 +629,15 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
     def _protected(self, program: Program, n_parties: int, n_features: int) -> tuple[Program, PrivacyTracker | None]:
         """The program with the requested noise, and the privacy accounts if it has noise."""
         if self.privacy is not None:
-            hides, several = bool(self.secure_aggregation), bool(self._ranks)
+            hides, several = bool(self.secure_aggregation), len(self._ranks) > 1
             program = self.privacy.program(program, self._rounds(), n_parties, hides, n_features, one_release=several)
         traits = program.traits
         if isinstance(program, MomentProgram):
             program.require_memory(n_features)
-        if self._ranks:
-            if not isinstance(program, MomentProgram) or traits.release is None:
-                raise self._several_ranks_error()
+        if isinstance(program, MomentProgram) and traits.release is not None and program.later is None:
             program = replace(program, ranks=self._ranks)
+        elif len(self._ranks) > 1:
+            raise self._several_ranks_error()
         if traits.release is None:
             return program, None
         if self.privacy is None:
@@ -657,7 +657,7 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """
         if self.privacy is None:
             return None
-        one_release, m = bool(self._ranks) or self.method == "moment", fit.shards[0].matrix.shape[1]
+        one_release, m = len(self._ranks) > 1 or self.method == "moment", fit.shards[0].matrix.shape[1]
         hides = bool(self.secure_aggregation)
         return self.privacy.plan(fit.program.rank, len(fit.shards), hides, m, one_release=one_release)
 
@@ -829,8 +829,8 @@ class FederatedNMF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         if rank not in others:
             known = ", ".join(map(str, others)) or "none"
             raise ParameterError(
-                f"rank must be one of the ranks of this fit ({known}); got {rank!r}. Pass a list of ranks as "
-                "n_components.",
+                f"rank must be one of the ranks of this fit ({known}); got {rank!r}. Fit with a list of ranks as "
+                "n_components; a run folder has a model file for each of them.",
                 parameter="rank",
             )
         if rank == len(self.components_):

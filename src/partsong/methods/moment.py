@@ -45,6 +45,7 @@ from partsong.privacy.exposure import ALL_ROWS
 from partsong.privacy.randomness import Source, system_source
 from partsong.privacy.row_level import BLOCK_ROWS
 from partsong.privacy.second_moment import (
+    COUNT_SHARE,
     MeanOfDirections,
     MomentOfBuckets,
     MomentOfParty,
@@ -52,6 +53,7 @@ from partsong.privacy.second_moment import (
     diagonal_places,
     noise_edge,
     side_of,
+    sum_of_blocks,
     symmetric_matrix,
     triangle_of,
 )
@@ -249,7 +251,8 @@ class CentredMoment:
 
     def upload(self, exchange: int, X: Any, model: Message, source: Source) -> Any:
         if exchange == 0:
-            return self.mean.add_noise(self.mean.sums(self.mean.quantize(X)), source)
+            sums = sum_of_blocks(X, lambda rows: self.mean.sums(self.mean.quantize(rows)))
+            return self.mean.add_noise(sums, source)
         centre = np.rint(_checked_centre(model["centre"], X.shape[1]) / self.mean.unit)
         total: Any = np.zeros(self.size(1, X.shape[1]), np.int64)
         for start in range(0, X.shape[0], BLOCK_ROWS):
@@ -260,18 +263,25 @@ class CentredMoment:
 
     def broadcast(self, exchange: int, total: Any, parties: float) -> Mapping[str, Array]:
         centre, count = self.mean.centre(np.asarray(total))
-        return {"centre": centre, "count": np.array([count])}
+        sigma = self.mean.noise.total(self.mean.sigma, parties)
+        of_count = 3 * sigma / COUNT_SHARE if self.mean.noise.relation == "add-or-remove" else 0.0
+        noise = max(math.sqrt(centre.size) * sigma, of_count)
+        return {"centre": centre, "count": np.array([count]), "mean_noise": np.array([noise])}
 
     def spectrum(self, total: Any, parties: float, before: Mapping[str, Array]) -> Spectrum:
         matrix = symmetric_matrix(np.asarray(total), self.residual.unit)
         edge = noise_edge(self.residual.noise.total(self.residual.sigma, parties), len(matrix))
         spread = shrink(matrix, edge)
-        return self.spectrum_of_mean(before) if spread.visible == 0 else spread.plus(_long_centre(before))
+        if spread.visible == 0:
+            return self.spectrum_of_mean(before)
+        found = spread.plus(_long_centre(before))
+        return replace(found, visible=spread.visible + int(_is_mean_visible(before)))
 
     def spectrum_of_mean(self, shown: Mapping[str, Array]) -> Spectrum:
         """n̂ c cᵀ: what is known after the first exchange."""
         centre = _long_centre(shown)
-        return Spectrum(np.zeros(0), np.zeros((centre.size, 0)), 0).plus(centre)
+        found = Spectrum(np.zeros(0), np.zeros((centre.size, 0)), 0).plus(centre)
+        return replace(found, visible=int(_is_mean_visible(shown)))
 
     def energy(self, total: Any, parties: float) -> tuple[float, float]:
         return _energy(self.residual, total, parties)
@@ -281,7 +291,13 @@ class CentredMoment:
 
     def widest_noise(self, exchange: int, m: int) -> float:
         part = self.mean if exchange == 0 else self.residual
-        return MAX_SIGMAS * part.sigma / math.sqrt(self.shares) / part.unit
+        share = COUNT_SHARE if exchange == 0 else 1.0  # the number of rows has the widest noise
+        return MAX_SIGMAS * part.sigma / share / math.sqrt(self.shares) / part.unit
+
+
+def _is_mean_visible(shown: Mapping[str, Array]) -> bool:
+    """Whether the mean direction of so many rows would be longer than the noise of its sum."""
+    return float(shown["count"][0]) > float(shown["mean_noise"][0])
 
 
 def _long_centre(shown: Mapping[str, Array]) -> Any:
@@ -322,7 +338,9 @@ def bound_verdict(report: Mapping[str, Any], n_rows: int | None) -> str:
         return ""
     energy, noise = report["energy"], report["energy_noise"]
     if report["mechanism"] == "centred":
-        count = report["rows_counted"]
+        count = report.get("rows_counted")
+        if count is None:
+            return ""
         if energy + 3 * noise < LOOSE * count:
             return "Rows are much closer to their mean direction than centre_radius. A smaller one has less noise."
         if energy - noise > TIGHT * count:
@@ -598,7 +616,7 @@ class MomentProgram(ProgramBase):
         if "energy" in server.shown:
             energy, noise = map(float, server.shown["energy"])
             found |= {"energy": energy, "energy_noise": noise}
-        if "count" in server.shown:
+        if "count" in server.shown and _is_mean_visible(server.shown):
             found["rows_counted"] = float(server.shown["count"][0])
         return found
 

@@ -13,7 +13,10 @@ changes exactly what the bound states. Everything that follows from the release 
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +24,12 @@ import numpy as np
 from scipy import sparse
 
 from partsong.core.streams import stream
-from partsong.errors import DataError, ParameterError
+from partsong.errors import ParameterError
 from partsong.privacy.accounting import Release, check_relation
 from partsong.privacy.discrete_noise import RoundedGaussian
 from partsong.privacy.mechanisms import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from partsong.privacy.randomness import Source, system_source
-from partsong.privacy.row_level import BLOCK, MAX_ROWS, bounded_rows, power_of_two_unit
+from partsong.privacy.row_level import BLOCK, BLOCK_ROWS, MAX_ROWS, bounded_rows, power_of_two_unit
 
 ROW_BITS = 18
 """Products of entries stay below 2³⁶, and their sums over a block of 2¹⁶ rows below 2⁵³: exact in float64."""
@@ -126,8 +129,9 @@ class MomentOfRows:
         return (self.bound / self.row_unit) ** 2
 
     def of(self, X: Any) -> Any:
-        """The triangle of Σ x xᵀ over the bounded rows of X, without noise."""
-        return self.sums(self.quantize(X))
+        """The triangle of Σ x xᵀ over the bounded rows of X, without noise; some rows at a time."""
+        _require_exact(X.shape[0])
+        return sum_of_blocks(X, lambda rows: self.sums(self.quantize(rows)))
 
     def quantize(self, X: Any) -> Any:
         """The rows in whole units, none longer than the bound; each from itself alone."""
@@ -177,15 +181,16 @@ class MomentOfParty:
 
     def of(self, X: Any) -> Any:
         """The clipped triangle of X, cut toward zero to whole units, without noise."""
-        product = X.T.astype(np.float64) @ X.astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            product = X.T.astype(np.float64) @ X.astype(np.float64)
         triangle = triangle_of(product.toarray() if sparse.issparse(product) else product)
         with np.errstate(over="ignore", invalid="ignore"):
             all_squares, on_diagonal = (
                 float(part @ part) for part in (triangle, triangle[diagonal_places(X.shape[1])])
             )
             size = math.sqrt(max(0.0, 2 * all_squares - on_diagonal)) if math.isfinite(2 * all_squares) else math.inf
-        if not math.isfinite(size):
-            raise DataError("Squares of these rows overflow. Rescale the data.")
+        if not math.isfinite(size):  # too large to be measured: zero, since a refusal would depend on the data
+            return np.zeros(triangle.size, np.int64)
         # rounding in the sums of N squares makes them at most 3 N 2⁻⁵³ too small
         largest = size * (1 + (triangle.size + 8) * 2.0**-51)
         return np.trunc(triangle * (self.clip / max(largest, self.clip) / self.unit)).astype(np.int64)
@@ -248,8 +253,8 @@ class MomentOfBuckets:
         _require_exact(X.shape[0])
         B, total = self.assignment(m), np.zeros((self.buckets, m), np.int64)
         member, scale = (B > 0).astype(np.float64), B.max(axis=0).toarray().ravel() * self.row_unit
-        for start in range(0, X.shape[0], BLOCK):
-            rows = bounded_rows(X[start : start + BLOCK], self.bound, self.row_unit)
+        for start in range(0, X.shape[0], BLOCK_ROWS):
+            rows = bounded_rows(X[start : start + BLOCK_ROWS], self.bound, self.row_unit)
             sums = rows @ member  # of whole numbers, and so exact: y depends on its own row alone, to the last bit
             dense = sums.toarray() if sparse.issparse(sums) else np.ascontiguousarray(sums)
             short = bounded_rows(dense * scale, self.bucket_bound(m), self.bucket_unit(m))
@@ -312,6 +317,12 @@ def _require_exact(n_rows: int) -> None:
     """Refuse more rows than sums are exact for; the message must not reveal their number."""
     if n_rows > MAX_ROWS:
         raise ParameterError(f"Sums are exact for at most {MAX_ROWS} rows per party; there are more. Split the party.")
+
+
+def sum_of_blocks(X: Any, sums: Callable[[Any], Any]) -> Any:
+    """Σ sums(rows) over blocks of the rows of X, whose float64 copies would not fit in memory at once."""
+    starts = range(0, max(1, X.shape[0]), BLOCK_ROWS)
+    return functools.reduce(operator.iadd, (sums(X[start : start + BLOCK_ROWS]) for start in starts))
 
 
 def triangle_of(matrix: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from scipy import linalg
-from scipy.sparse.linalg import eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from partsong import kernels
 from partsong.core.states import state
@@ -25,6 +25,8 @@ PASSES, EXACT_PASSES, STEPS = 80, 300, 50
 """Passes of coordinate descent over S, with and without noise, and multiplicative steps on M."""
 DENSE_SIDE = 2000
 """Up to this side all eigenvalues are computed; beyond it the largest ones, by Lanczos iteration."""
+EXACT_DIRECTIONS = 256
+"""Beyond that side, so many eigenvalues of a moment without noise are computed, and no others."""
 FIRST_DIRECTIONS, MAX_DIRECTIONS = 64, 1024
 """Lanczos asks for so many eigenvalues at first, doubles the number until the noise begins, and stops at the second."""
 MAX_FORMED = 2000
@@ -95,12 +97,20 @@ def from_buckets(sums: Any, B: Any, sigma: float) -> Spectrum:
 def _largest(matrix: Any, edge: float) -> tuple[Any, Any]:
     """Eigenvalues in descending order, and eigenvectors: at least all above the edge, and at least one."""
     m = len(matrix)
+    if edge == 0 and m > DENSE_SIDE:  # of a null space, Lanczos would resolve rounding errors
+        values, vectors = linalg.eigh(matrix, subset_by_index=(m - EXACT_DIRECTIONS, m - 1))
+        above = values[::-1] > m * np.finfo(np.float64).eps * values.max(initial=0.0)
+        above[:1] = True
+        return values[::-1][above], vectors[:, ::-1][:, above]
     if m <= DENSE_SIDE:
         values, vectors = linalg.eigh(matrix)
         return values[::-1], vectors[:, ::-1]
     count, start = FIRST_DIRECTIONS, np.full(m, 1 / np.sqrt(m))
     while True:
-        values, vectors = eigsh(matrix, k=count, which="LA", v0=start, tol=1e-7)
+        try:
+            values, vectors = eigsh(matrix, k=count, which="LA", v0=start, tol=1e-7)
+        except ArpackNoConvergence:
+            values, vectors = linalg.eigh(matrix, subset_by_index=(m - count, m - 1))
         order = np.argsort(-values)
         if values.min() <= edge or count >= min(MAX_DIRECTIONS, m // 2):
             return values[order], vectors[:, order]

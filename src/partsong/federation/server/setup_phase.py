@@ -40,6 +40,11 @@ def negotiate(
 def _require_promised_columns(privacy: Mapping[str, Any], n_features: int) -> None:
     """Refuse other columns than the mechanism of privacy was chosen for; nothing has been spent yet."""
     stated, is_moment = privacy.get("n_features"), privacy.get("mechanism", "rounds") != "rounds"
+    if (buckets := privacy.get("buckets") or 0) > n_features:
+        raise ParameterError(
+            f"The sites agree on {n_features} columns, but the table privacy has buckets = {buckets}. Nothing was "
+            "spent. Set fewer buckets, or none, and run again."
+        )
     if stated is not None and stated != n_features:
         raise ParameterError(
             f"The sites agree on {n_features} columns, but the table privacy has n_features = {stated}. Nothing was "
