@@ -98,7 +98,7 @@ def _largest(matrix: Any, edge: float) -> tuple[Any, Any]:
     """Eigenvalues in descending order, and eigenvectors: at least all above the edge, and at least one."""
     m = len(matrix)
     if edge == 0 and m > DENSE_SIDE:  # of a null space, Lanczos would resolve rounding errors
-        values, vectors = linalg.eigh(matrix, subset_by_index=(m - EXACT_DIRECTIONS, m - 1))
+        values, vectors = linalg.eigh(matrix, subset_by_index=(max(0, m - EXACT_DIRECTIONS), m - 1))
         above = values[::-1] > m * np.finfo(np.float64).eps * values.max(initial=0.0)
         above[:1] = True
         return values[::-1][above], vectors[:, ::-1][:, above]
@@ -110,7 +110,7 @@ def _largest(matrix: Any, edge: float) -> tuple[Any, Any]:
         try:
             values, vectors = eigsh(matrix, k=count, which="LA", v0=start, tol=1e-7)
         except ArpackNoConvergence:
-            values, vectors = linalg.eigh(matrix, subset_by_index=(m - count, m - 1))
+            values, vectors = linalg.eigh(matrix, subset_by_index=(max(0, m - count), m - 1))
         order = np.argsort(-values)
         if values.min() <= edge or count >= min(MAX_DIRECTIONS, m // 2):
             return values[order], vectors[:, order]

@@ -128,7 +128,7 @@ def test_iteration_ends_where_every_direction_is_visible(monkeypatch):
     monkeypatch.setattr(second_moment, "DENSE_SIDE", 10)
     monkeypatch.setattr(second_moment, "FIRST_DIRECTIONS", 4)
     monkeypatch.setattr(second_moment, "MAX_DIRECTIONS", 8)
-    found = shrink(np.diag(np.arange(40.0, 0, -1)), 0.0)
+    found = shrink(np.diag(np.arange(40.0, 0, -1)), 1e-9)
     assert_allclose(found.values, np.arange(40.0, 32, -1), rtol=1e-6)
     assert found.is_exact
 
@@ -231,3 +231,13 @@ def test_buckets_of_noise_alone_leave_one_direction(scale):
     assert found.visible == 0
     assert found.vectors.shape == (40, len(found.values))
     assert np.isfinite(factorize(found, np.random.default_rng(1).random((40, 3)))).all()
+
+
+def test_a_null_space_without_noise_has_no_directions(monkeypatch):
+    """Fewer rows than columns: the eigenvalues that are rounding errors are left out, beyond the dense side as well."""
+    X = np.random.default_rng(5).random((6, 40))
+    for side in (100, 10):
+        monkeypatch.setattr(second_moment, "DENSE_SIDE", side)
+        found = shrink(X.T @ X, 0.0)
+        assert (found.values[6:] < 1e-10 * found.values[0]).all()
+    assert len(found.values) == 6
